@@ -19,18 +19,18 @@ _LIBRARIES = tuple(os.path.abspath(folder) + os.sep for folder in _FOLDERS)
 
 @cache
 def in_library(file: str) -> bool:
-    """True where a source file belongs to torch or weft, not to the user."""
+    """True if a source file belongs to torch or weft, not to the user."""
     return file.startswith(_LIBRARIES)
 
 
 def installed(file: str) -> bool:
-    """True where a source file belongs to a package that pip installed, whoever wrote it."""
+    """True if a source file belongs to a package that pip installed, whoever wrote it."""
     return not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep))
 
 
 @cache
 def standard(file: str) -> bool:
-    """True where a source file belongs to Python's own library."""
+    """True if a source file belongs to Python's own library."""
     return file.startswith((*_STANDARD, "<frozen ")) and not installed(file)
 
 
@@ -42,7 +42,7 @@ def users_file(file: str) -> bool:
 
 @cache
 def users_module(name: str) -> bool:
-    """True where the user's own code has made a module of Python, given by name."""
+    """True if the user's own code has made a module of Python, given by name."""
     if name == "__main__":
         return True
     own = sys.modules.get(name)

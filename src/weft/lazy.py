@@ -37,7 +37,7 @@ def looked_up(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 def interrupts_later() -> Iterator[None]:
     """Raise an interrupt of the user's at the end: one in the middle of an import leaves halves of modules.
 
-    Importing torch takes seconds, and a half-imported torch raises in every later import of the process. Where SIGINT
+    Importing torch takes seconds, and a half-imported torch raises in every later import of the process. If SIGINT
     has another handler than Python's own, and in other threads than the main one, nothing is changed.
     """
     here = threading.current_thread() is threading.main_thread()

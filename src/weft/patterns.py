@@ -32,7 +32,7 @@ def without_wrappers(name: str) -> str:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """True where a pattern names just this: the whole name fits."""
+    """True if a pattern names just this: the whole name fits."""
     pattern = without_wrappers(pattern)
     return fnmatchcase(name, pattern) or (
         "[" in name and fnmatchcase(name, pattern.replace("[", "[[]"))
@@ -40,7 +40,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def covers(pattern: str, path: str) -> bool:
-    """True where a pattern names this, or a module around it; "embed.*" covers the module "embed" too.
+    """True if a pattern names this, or a module around it; "embed.*" covers the module "embed" too.
 
     The model itself, the path "", is covered by nothing.
     """
@@ -48,7 +48,7 @@ def covers(pattern: str, path: str) -> bool:
 
 
 def stands_for(pattern: str, path: str) -> bool:
-    """True where a pattern names this module itself; "embed.*" names the module "embed" too."""
+    """True if a pattern names this module itself; "embed.*" names the module "embed" too."""
     return matches(pattern, path) or matches(pattern.removesuffix(".*"), path)
 
 

@@ -129,7 +129,7 @@ def _check_bounds(text: str) -> None:
     for event in yaml.parse(text, _Loader):
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in opened):
-                raise _BeyondBoundsError(f"*{event.anchor} stands in itself")
+                raise _BeyondBoundsError(f"*{event.anchor} contains itself")
             count += anchored.get(str(event.anchor), 1)
         elif isinstance(event, yaml.ScalarEvent):
             count += 1

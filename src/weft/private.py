@@ -1,6 +1,6 @@
-"""Folders that nobody but this user can write to, so that what lies in them can be run and trusted.
+"""Folders that nobody but this user can write to, so that what is in them can be run and trusted.
 
-Where nobody else can write to a folder, nor to one above it, nobody can exchange it between the
+If nobody else can write to a folder, nor to one above it, nobody can exchange it between the
 moment when it is checked and the moment when it is used.
 """
 
@@ -54,7 +54,7 @@ def check_private(folder: Path, instead: str, *, above: bool = False) -> None:
     Args:
         folder: not a symbolic link.
         instead: as for `make_private`.
-        above: true where it only stands above the folder that matters.
+        above: true if it only is above the folder that matters.
 
     Raises:
         UserError: as `make_private`.
@@ -94,7 +94,7 @@ def close_private(folder: Path, instead: str) -> None:
 
 
 def is_private(path: Path) -> bool:
-    """True where a file belongs to this user, and nobody else may write to it."""
+    """True if a file belongs to this user, and nobody else may write to it."""
     found = path.lstat()
     return _is_own(found) and not _others_write(found)
 
@@ -112,7 +112,7 @@ def _others_write(found: os.stat_result) -> bool:
 
 @cache
 def _is_own_group(group: int) -> bool:
-    """True where a group has no member but this user, as many systems make one for each user."""
+    """True if a group has no member but this user, as many systems make one for each user."""
     try:
         name = pwd.getpwuid(os.geteuid()).pw_name
         found = grp.getgrgid(group)
@@ -137,7 +137,7 @@ FOLDER = "WEFT_CACHE"
 
 
 def chosen_folder() -> Path | None:
-    """The folder that the variable `WEFT_CACHE` names; None where it is not set."""
+    """The folder that the variable `WEFT_CACHE` names; None if it is not set."""
     chosen = os.environ.get(FOLDER)
     return Path(chosen) if chosen else None
 

@@ -1,9 +1,9 @@
-"""Schema: plain data of files read as typed values, each error with the place, what must stand there, and what does.
+"""Schema: plain data of files read as typed values, each error with the place, what must be there, and what does.
 
 The annotations of a dataclass say what its file holds: an entry for each field, of the field's type, and no others.
-`Annotated` adds bounds and a unit (`Bounds`), the texts that may stand there (`OneOf`), how many entries there may be
+`Annotated` adds bounds and a unit (`Bounds`), the texts that may be there (`OneOf`), how many entries there may be
 (`Length`), or another name in the file (`Key`). Neither msgspec nor cattrs says which key of a mapping is wrong and
-what stands there, or converts units.
+what is there, or converts units.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Bounds:
     unit: float = 1.0
 
     def holds(self, value: float) -> bool:
-        """True where a number is within the bounds."""
+        """True if a number is within the bounds."""
         low = value >= self.least if self.above is None else value > self.above
         return low and value <= self.most
 
@@ -67,7 +67,7 @@ class Bounds:
 @final
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """The texts that may stand there, or that the keys of a mapping may be."""
+    """The texts that may be there, or that the keys of a mapping may be."""
 
     words: tuple[str, ...]
 
@@ -196,7 +196,7 @@ def _union(options: tuple[Any, ...], notes: tuple[Any, ...]) -> _Reader:
 
 
 def _fits(kind: Any, content: Any) -> bool:
-    """True where content is of the form of an option of a union."""
+    """True if content is of the form of an option of a union."""
     kind, _ = _bare(kind)
     origin = get_origin(kind) or kind
     if origin is Literal:

@@ -64,11 +64,11 @@ def test_names():
     [
         ("a: [", "is no YAML"),
         ("a: 1\na: 2", "the key 'a' stands twice"),
-        ("&a [*a]", "stands in itself"),
+        ("&a [*a]", "contains itself"),
         ("[" * 2000, "is no YAML"),
         ("x: !!python/object/apply:os.system ['true']", "is no YAML"),
         ("? [1]\n: 2", "is no YAML"),
-        ("weft_topology: 1\nnodes: &n [*n]", "stands in itself"),
+        ("weft_topology: 1\nnodes: &n [*n]", "contains itself"),
         ("x: 2020-99-99", "is no YAML"),
         ("a" * ((1 << 20) + 1), "has more than"),
     ],

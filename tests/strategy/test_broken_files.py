@@ -44,7 +44,7 @@ def test_texts_with_mistakes_are_read_or_told() -> None:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("stages: &a [*a]", "stands in itself"),
+        ("stages: &a [*a]", "contains itself"),
         ("parameters: " + "[" * 5000, "levels deep"),
         ("stages: [" + "1, " * 40_000 + "1]", "stages"),
         ("micro_batches: " + "9" * 5000, "number"),

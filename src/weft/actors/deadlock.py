@@ -25,7 +25,7 @@ def deadlock_text(
     Args:
         plans: of all ranks, none of which can go on in their first step.
         ended: the acts that have ended: (rank, actor, micro-batch).
-        ordered: true where communicators keep the orders of the plans.
+        ordered: true if communicators keep the orders of the plans.
     """
     graph = _WaitForGraph(plans, ended, ordered)
     lines = [f"  {graph.text(who)} waits for {graph.awaited(who)[1]}" for who in graph.cycle()]

@@ -26,7 +26,7 @@ class Dependency(NamedTuple):
     Attributes:
         register: through which the two are tied.
         act: the other one.
-        copy: true where it gives a copy of the register back; otherwise it makes a version of it.
+        copy: true if it gives a copy of the register back; otherwise it makes a version of it.
     """
 
     register: str
@@ -44,7 +44,7 @@ class Tie(NamedTuple):
         rate: versions of the register in a step.
         behind: how many versions the one that ties them is behind the one that the act reads or makes, which is
             counted as if the register had been empty at first.
-        copy: true where the other one gives a copy back, which only the first act of a version waits for.
+        copy: true if the other one gives a copy back, which only the first act of a version waits for.
     """
 
     other: int

@@ -31,7 +31,7 @@ class QueueState:
         queue: its name.
         actors, ports: as wired (`wiring.py` says what holds of each).
         turns: in order, whose turn each act of a step is; empty otherwise.
-        in_order: true where the queue keeps that order.
+        in_order: true if the queue keeps that order.
         begun: steps begun.
         started: acts started.
         running: the act that runs.
@@ -60,7 +60,7 @@ Rule = Callable[[QueueState], Iterator[str]]
 
 
 def is_debugging() -> bool:
-    """True where the environment asks for checks."""
+    """True if the environment asks for checks."""
     return os.environ.get(VARIABLE, "0") not in ("", "0")
 
 

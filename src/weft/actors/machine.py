@@ -44,7 +44,7 @@ class QueueMachine:
     Args:
         plan: the plan of the rank.
         queue: the queue's name.
-        in_order: true where the actors act strictly in the order that the plan gives (communicators);
+        in_order: true if the actors act strictly in the order that the plan gives (communicators);
             otherwise, of those that may act, the first by step, priority, micro-batch and id does.
         alike: what `weft.actors.wiring.equal_registers` found, where one of equal registers is to
             stand for all.
@@ -138,7 +138,7 @@ class QueueMachine:
 
     @property
     def upcoming(self) -> Act | None:
-        """The act that `start` would start now; None where the queue keeps no order."""
+        """The act that `start` would start now; None if the queue keeps no order."""
         if not self._turns or self._running is not None:
             return None
         actor = self._turns[self.started % len(self._turns)]

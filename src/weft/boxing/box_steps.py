@@ -134,7 +134,7 @@ class LocalStep:
             all_to_all.
         split_sizes: for all_to_all: lengths along `split_dim` of the pieces for each rank.
         offset: for slice: where this rank's piece starts along `dim`; for pad: where the tensor
-            lies in the result.
+            is in the result.
         length: for slice and pad: length of the result along `dim`.
         bytes: what really crosses between the ranks of this group, over all of them.
     """
@@ -200,7 +200,7 @@ def _group_bytes(step: BoxingStep, parts: int, held: tuple[int, ...], itemsize: 
 
 
 def _dims(kind: StepKind, before: SBP, after: SBP) -> tuple[int | None, int | None]:
-    """`dim` and `split_dim` of a step, None where it has none."""
+    """`dim` and `split_dim` of a step, None if it has none."""
     if kind == "reinterpret":
         return None, None
     if isinstance(before, Split):

@@ -129,7 +129,7 @@ def _regions(
 
 
 def _on_windows(call: OpCall, chosen: Sequence[Signature], grid: Sequence[int]) -> bool:
-    """True where a call is split along a dimension along which its kernel slides; the same on all ranks."""
+    """True if a call is split along a dimension along which its kernel slides; the same on all ranks."""
     if not slides_at(call.op):
         return False
     for signature, parts in zip(chosen, grid, strict=True):

@@ -123,7 +123,7 @@ def _splitting(states: Sequence[State], dim: int) -> list[int]:
     return [sum([1 << axis for axis, sbp in enumerate(state) if sbp == split]) for state in states]
 
 
-# For an input that is reduced and scattered, so many bytes travel at a time.
+# For an input that is reduced and scattered, so many bytes are sent at a time.
 SLICE = 256 * 2**20
 
 

@@ -219,7 +219,7 @@ class _PathSearch:
 
 
 def _innermost(state: State, axis: int, sbp: SBP, grid: tuple[int, ...]) -> bool:
-    """True where `axis` may leave or enter `sbp`: nothing that nests in it may stand on a later axis.
+    """True if `axis` may leave or enter `sbp`: nothing that nests in it may be on a later axis.
 
     A later axis that splits the same dimension cuts this axis's pieces. A later Partial with
     another reduction is reduced before this axis's Partial, and a sum of maxima is not a maximum of
@@ -340,7 +340,7 @@ class GridMoves:
 
     Attributes:
         before, after: for each step, the numbers of two states.
-        exchanges: for each step, true where ranks talk to each other.
+        exchanges: for each step, true if ranks talk to each other.
         moved, parts: for each step, the bytes of the tensor that it moves over all ranks, as numerators and divisors.
         swaps: the numbers of the steps from one split to another, and the dimensions of these [steps, 2].
     """

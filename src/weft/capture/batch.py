@@ -76,7 +76,7 @@ class BatchSpec:
         return leaves
 
     def note_constants(self, batch: Any, whole: Whole = lambda leaf: leaf) -> None:
-        """Note the leaves of a later batch that are no tensors; nothing where it is built otherwise."""
+        """Note the leaves of a later batch that are no tensors; nothing if it is built otherwise."""
         found, tree = self._flattened(batch, whole)
         if self._is_built_alike(found, tree):
             self.constants.update(_constants(found))
@@ -106,7 +106,7 @@ class BatchSpec:
         return {key: leaf for key, leaf in found if isinstance(leaf, torch.Tensor)}
 
     def differs_in_shape(self, batch: Any, whole: Whole = lambda leaf: leaf) -> bool:
-        """True where a later batch differs in nothing but shapes, if at all, with as many dimensions."""
+        """True if a later batch differs in nothing but shapes, if at all, with as many dimensions."""
         found, tree = self._flattened(batch, whole)
         return self._is_built_alike(found, tree) and all(
             map(_alike, self.leaves, [leaf for _, leaf in found])
@@ -227,7 +227,7 @@ def _describe(key: str, leaf: Any) -> TensorLeaf | Static:
 
 
 def is_dense(leaf: torch.Tensor) -> bool:
-    """True where a tensor is a block of numbers: not sparse, nested or quantized."""
+    """True if a tensor is a block of numbers: not sparse, nested or quantized."""
     return leaf.layout is torch.strided and not leaf.is_nested and not leaf.is_quantized
 
 
@@ -302,7 +302,7 @@ def _containers(tree: Tree, leaves: int) -> str:
 
 
 def _collect(template: Any, batch: Any, found: list[Any]) -> bool:
-    """Append the leaves of `batch` to `found`; False where it has not the template's containers, of plain types."""
+    """Append the leaves of `batch` to `found`; False if it has not the template's containers, of plain types."""
     kind = type(template)
     if kind is int:
         found.append(batch)

@@ -41,7 +41,7 @@ class Captured:
         batch: what a batch must look like, and how to take it apart.
         outputs: how to build what the loss function returned.
         constants: tensors from outside of model and batch, by the key of their input; not copied.
-        recurrent: names of the parameters of recurrent layers: where others of them lie in pieces,
+        recurrent: names of the parameters of recurrent layers: where others of them are in pieces,
             the step has to be captured again.
         watch: values of Python that the step depends on.
         skeletons: of its trace.
@@ -100,7 +100,7 @@ def capture(
         apart: names of parameters whose recurrent layers are taken apart, because their weights lie
             in pieces; others are kept as one op each.
         parameters: "bf16" or "fp16" for casts of all parameters that the forward reads.
-        masters: true where optimizers update float32 copies of narrower parameters.
+        masters: true if optimizers update float32 copies of narrower parameters.
         like: the same step for a batch of other shapes, which makes it faster, and has decided which
             states there are.
         changing: where numbers of Python stand that change between steps.

@@ -27,7 +27,7 @@ PLAIN = (
 )
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 MISSING = object()
-# Where values are: a dict, list or deque, an `AttributeRead` or `QueriedValue`.
+# Where values are kept: a dict, list or deque, an `AttributeRead` or `QueriedValue`.
 Space: TypeAlias = Any
 Array: TypeAlias = "np.ndarray[Any, Any] | array.array[Any]"
 _attribute: Callable[[Any, str], Any] = object.__getattribute__
@@ -53,9 +53,9 @@ class QueriedValue:
     """The result of a call without arguments.
 
     Attributes:
-        owner: tells it from others, and is kept alive; None where each is another one.
+        owner: tells it from others, and is kept alive; None if each is another one.
         ask: the call.
-        equal: True where an equal result is the same; else the object has to be.
+        equal: True if an equal result is the same; else the object has to be.
     """
 
     owner: Any
@@ -104,7 +104,7 @@ class Guard:
 
     @property
     def replaceable(self) -> bool:
-        """True where `put` can put another object in its place."""
+        """True if `put` can put another object in its place."""
         if isinstance(self.space, list | deque):
             return bool(self.name < len(self.space))
         cell = isinstance(self.space, AttributeRead) and isinstance(
@@ -206,7 +206,7 @@ class PythonGuards:
         return next((entry for entry in self.entries if not entry.holds()), None)
 
     def _same(self) -> bool:
-        """True where everything is the same object or an equal result, and nothing has come."""
+        """True if everything is the same object or an equal result, and nothing has come."""
         now = chain(
             chain.from_iterable([read(space) for read, space in self._readers]),
             map(_attribute, self._owners, self._names),
@@ -244,7 +244,7 @@ def _address(entry: Guard) -> int | None:
 
 
 def is_plain(value: Any, depth: int = 5) -> bool:
-    """True where a value can be compared by itself."""
+    """True if a value can be compared by itself."""
     if isinstance(value, dict):
         value = (*value, *value.values())
     if isinstance(value, tuple | list | set | frozenset):
@@ -253,7 +253,7 @@ def is_plain(value: Any, depth: int = 5) -> bool:
 
 
 def _same(one: Any, other: Any, depth: int = 5) -> bool:
-    """True where values are equal; a number is no flag, nan is nan, and of objects only themselves are the same."""
+    """True if values are equal; a number is no flag, nan is nan, and of objects only themselves are the same."""
     if type(one) is not type(other):
         return False
     if is_plain(one) and is_plain(other):

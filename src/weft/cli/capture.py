@@ -51,7 +51,7 @@ def find_job(target: str) -> Job:
 
 
 def find_function(target: str) -> Any:
-    """The object that `target` names, as it stands in its module: a job, or what is to return one.
+    """The object that `target` names, as it is in its module: a job, or what is to return one.
 
     Raises:
         UserError: there is no such module, or nothing of that name in it.

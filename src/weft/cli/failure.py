@@ -58,7 +58,7 @@ class Note:
         nanoseconds: when, as `time.monotonic_ns` tells, the same clock for all processes of its node.
         title: the last line of the traceback: type and message.
         text: the whole traceback, without the frames of the launcher.
-        kind: "own", "waited" where another rank did not answer, "told" where another one's failure ended it.
+        kind: "own", "waited" if another rank did not answer, "told" if another one's failure ended it.
     """
 
     rank: int
@@ -72,7 +72,7 @@ class Note:
 
     @staticmethod
     def parse(text: str) -> Note | None:
-        """Read what `str` wrote; None where it is something else."""
+        """Read what `str` wrote; None if it is something else."""
         try:
             return Note(**json.loads(text))
         except (ValueError, TypeError):
@@ -165,7 +165,7 @@ def describe(
 
 
 def own_failure(exits: Sequence[Exit], notes: Sequence[Note]) -> str | None:
-    """The first failure that no other rank has caused; None where the ranks here have only waited, or were told.
+    """The first failure that no other rank has caused; None if the ranks here have only waited, or were told.
 
     A crash comes before what the others raise because of it, and is often seen after that: see `_SEEN_LATE`. Where
     a failure was noted before a crash, both are shown.

@@ -60,7 +60,7 @@ class RunOptions:
 
     Attributes:
         ranks: processes on this node.
-        nodes: how the nodes find each other; None where this is the only one.
+        nodes: how the nodes find each other; None if this is the only one.
         timeout: seconds that a rank waits for another one; None for the usual ones.
         restarts: how many times the ranks are started again after one has failed.
         least: ranks that a restart needs. On one node each has one fewer than before, as long as there are so many; of
@@ -197,7 +197,7 @@ def _remove_unused(folder: Path) -> None:
 
 @contextmanager
 def _nothing_of_torch_s() -> Iterator[None]:
-    """Take away the folder that torch makes when it is imported, unless it was there before or something lies in it."""
+    """Take away the folder that torch makes when it is imported, unless it was there before or something is in it."""
     made = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
     before = made.exists()
     try:
@@ -258,7 +258,7 @@ class _Reports:
     def __init__(self, node: JoinedNode, folder: Path) -> None:
         self._node, self._folder = node, folder
         self._exits: list[Exit] = []
-        # True where the others know of a failure here, and what one of them had told before.
+        # True if the others know of a failure here, and what one of them had told before.
         self._said = False
         self._before: RemoteFailure | None = None
 

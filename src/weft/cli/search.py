@@ -72,7 +72,7 @@ class SearchFiles:
 
     @property
     def _has_record(self) -> bool:
-        """False where the strategy goes to what is no file, such as a pipe."""
+        """False if the strategy goes to what is no file, such as a pipe."""
         return self._output is not None and (self._output.is_file() or not self._output.exists())
 
     @property
@@ -85,7 +85,7 @@ class SearchFiles:
         return self._output.with_suffix(".search.json")
 
     def earlier(self) -> SearchRecord | None:
-        """The record of the search before; None where there is none.
+        """The record of the search before; None if there is none.
 
         Raises:
             UserError: it cannot be read.

@@ -124,7 +124,7 @@ class Context(ReadInParts):
         homes: the stages of parameters and buffers, where another program has decided them.
         before: the stages of the same step for another shape of the batch.
         stages: where they run, and where variables live (`choose_stages`).
-        stored: for the key of each parameter that lies in shards but is used whole, the axis
+        stored: for the key of each parameter that is sharded but is used whole, the axis
             (`choose_shards`).
         notes: what a pass could not do as the strategy says, in words.
         graph: the graph with layouts that local programs are made of; None before there is one.

@@ -26,11 +26,11 @@ class Hints:
         stored: for a parameter's key, the axis along which its split says how it is stored, not
             how it is used (`weft.compiler.training.shards`).
         shares: for a variable's key, in which order another program stores it; no other variable
-            is in shares then. None where none has decided that (`weft.compiler.graph.shares`).
+            is in shares then. None if none has decided that (`weft.compiler.graph.shares`).
         leaving: names of values that other stages read: nothing of them crosses as a part of a sum, so
             their reduction is a cost of the stage that makes them.
         signatures: of single calls, by the name of the first result, one for each axis.
-        whole: keys of parameters that lie whole: where `inputs` splits one, its readers take parts of it.
+        whole: keys of parameters that are whole: where `inputs` splits one, its readers take parts of it.
     """
 
     inputs: Mapping[str, tuple[SBP | None, ...]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def check_hints(graph: LogicalGraph, hints: Hints, placement: Placement) -> None
 
 
 def is_hint(node: object) -> bool:
-    """True where a node passes its value on as it is, in the layout that its hint says."""
+    """True if a node passes its value on as it is, in the layout that its hint says."""
     return isinstance(node, Call) and node.hint is not None
 
 
@@ -91,7 +91,7 @@ def enough_elements(
     grid: tuple[int, ...],
     thin: Thin = frozenset(),
 ) -> bool:
-    """True where every rank gets at least one element along each dimension that is split.
+    """True if every rank gets at least one element along each dimension that is split.
 
     Args:
         sbps: one for each axis of the grid; None is no split.

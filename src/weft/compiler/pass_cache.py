@@ -78,7 +78,7 @@ class _RecordedReads:
         return value
 
     def reads_the_same(self, other: object) -> bool:
-        """True where another object has, for all that was read, what was read."""
+        """True if another object has, for all that was read, what was read."""
         found = ((reduce(getattr, path, other), value) for path, value in self._seen.items())
         return all(one is value or one == value for one, value in found)
 

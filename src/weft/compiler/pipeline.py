@@ -65,7 +65,7 @@ class Compiled:
         options: of the passes.
         schedule: what was decided about time, for all ranks when they were planned together.
         deduced: how good the layouts of each stage are known to be.
-        stored: for the key of each parameter that lies in shards but is used whole, the axis.
+        stored: for the key of each parameter that is sharded but is used whole, the axis.
         notes: what a pass could not do as the strategy says, in words.
         cut: into how many parts the batch is cut for overlap.
         families: for each communicator, those that run the same exchange at the same time.
@@ -124,7 +124,7 @@ TRANSFORM: tuple[GraphPass | Decision, ...] = (
     undo_views,
     # Behind all that changes the forward: what the backward makes again has the hints and lacks the views, as it does.
     recompute,
-    # Conversions of gradients say where the split in time adds up, so they stand before it.
+    # Conversions of gradients say where the split in time adds up, so they are before it.
     lay_sums,
     # Last: patterns, masks and sums above are those of the whole batch. Later passes see a loop.
     split_time,

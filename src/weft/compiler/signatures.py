@@ -59,7 +59,7 @@ def check_signatures(graph: LogicalGraph) -> LogicalGraph:
 
 # The halos of a graph: exchanges of border rows before calls on windows (`weft.boxing.halo`), and their cost.
 #
-# The graph with layouts says that a convolution reads x in S(2) and gives S(2). The exchange stands in
+# The graph with layouts says that a convolution reads x in S(2) and gives S(2). The exchange is in
 # the local programs as a `Transfer` right before its first reader. Calls that read the same windows of
 # a value, such as a convolution and its backward, share one.
 

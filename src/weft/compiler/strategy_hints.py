@@ -72,7 +72,7 @@ def batch_hints(
 
 
 def with_leaves(hints: Mapping[int, Hints], leaves: Mapping[str, Layout]) -> dict[int, Hints]:
-    """Hints that fix entries of the batch to how they lie, too, where nothing else is said of them."""
+    """Hints that fix entries of the batch to how they are laid out, too, where nothing else is said of them."""
     return {
         axes: replace(
             own,

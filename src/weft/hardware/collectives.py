@@ -48,7 +48,7 @@ class GroupCosts:
     By ring, by tree, in a switch, or hierarchical, which works within nodes and then across them.
 
     An all-gather takes what a reduce-scatter takes: the same messages, the other way round. The time of adding up
-    stands in the protocols' shares.
+    is in the protocols' shares.
     """
 
     def __init__(self, groups: GroupSet) -> None:
@@ -362,7 +362,7 @@ Pieces: TypeAlias = Sequence[tuple[int, int, Bytes]]
 
 
 def traffic_of_pieces(network: Network, pieces: Pieces) -> Traffic | None:
-    """The traffic of pieces, until the last has arrived; None where all stays on its device."""
+    """The traffic of pieces, until the last has arrived; None if all stays on its device."""
     sent = [piece for piece in pieces if piece[0] != piece[1] and piece[2] > 0]
     if not sent:
         return None

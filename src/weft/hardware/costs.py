@@ -46,9 +46,9 @@ class Cost(NamedTuple):
 
     Attributes:
         seconds: expected.
-        spread: relative standard deviation; 0 where none is known.
+        spread: relative standard deviation; 0 if none is known.
         estimate: where a figure was missing, what it is that was guessed; else empty.
-        links: of a communication, those that it may share with others; None where that is not known.
+        links: of a communication, those that it may share with others; None if that is not known.
     """
 
     seconds: Seconds
@@ -80,12 +80,12 @@ class Capacity:
 
     Attributes:
         name: of the device.
-        peaks: FLOP/s by dtype; empty where none are known.
-        memory: that it has; None where that is not known.
+        peaks: FLOP/s by dtype; empty if none are known.
+        memory: that it has; None if that is not known.
         reserve: bytes of it that are taken before any tensor: context, allocator, communicators.
         slowdown: of calls and communications beside each other.
         drift: relative standard deviation of the device's speed from step to step.
-        launched: true where the host only launches calls, and continues to the next step meanwhile.
+        launched: true if the host only launches calls, and continues to the next step meanwhile.
         step: seconds of the host between the acts of one step and those of the next.
     """
 
@@ -109,12 +109,13 @@ class Costs(Protocol):
         """The limits of a rank's device."""
 
     def of_call(self, rank: int, call: OpCall, lies: Sequence[str] = ()) -> Cost:
-        """One call on a rank; of an op without rule, too.
+        """One call on a rank; of an op without a rule, too.
 
         Args:
             rank: which.
             call: what it calls.
-            lies: how its operands lie that are views, as `weft.hardware.durations.lying` says; () for not known.
+            lies: how its operands are laid out that are views, as `weft.hardware.durations.lying` says; () for not
+                known.
         """
 
     def of_update(self, rank: int, rule: str, moved: Bytes, together: int = 1) -> Cost:
@@ -173,13 +174,13 @@ class CostModel:
         bytes_per_traffic: what one byte read or written in a device's memory weighs: enough to
             split element-wise work where that is free, too little to move a tensor for it.
         bytes_per_held: what one byte weighs by which boxing makes a tensor larger, all ranks together:
-            an all-gather saves no bytes for nothing where it makes a tensor whole on every rank.
+            an all-gather saves no bytes for nothing if it makes a tensor whole on every rank.
         whole_parameter: for a parameter that the user left free, what splitting it weighs, and what
-            cutting it for use where it lies whole; for any that lies whole, what making its
+            cutting it for use where it is whole; for any that is whole, what making its
             gradient in pieces weighs: in units of the bytes that then lie idle, (p-1)·T. Above 2,
             the price of reducing the gradient, splitting never wins by saving that alone, only by
             what it saves on activations. 0 counts bytes only.
-        hints_hold: true where a parameter whose layout the user fixed is used in it wherever an op
+        hints_hold: true if a parameter whose layout the user fixed is used in it wherever an op
             can, whatever that costs; otherwise it is boxed for use where that is cheaper.
         early_reduction: what reducing a partial value weighs when a call reads the result rather
             than an update or the caller, in bytes. Breaks ties between equal reductions along a
@@ -226,8 +227,8 @@ def seconds_model(costs: Costs, ranks: Sequence[int], dtype: str = "float32") ->
     """The cost model by which what takes fewest seconds is cheapest.
 
     Its unit is still a byte between devices, so seconds are times the bytes that all ranks together send in one. It is
-    linear: each call and each exchange counts at the rate of large ones. Parameters that the user left free lie as is
-    fastest, and copies cost nothing; what the user fixed holds.
+    linear: each call and each exchange counts at the rate of large ones. Parameters that the user left free are laid
+    out as is fastest, and copies cost nothing; what the user fixed holds.
 
     Args:
         costs: of the machine.
@@ -351,7 +352,7 @@ class DeviceType:
 
     Attributes:
         usual: what such a device does in a second, of the order of its usual members.
-        launched: true where calls are only launched by the host and go on by themselves; then a few
+        launched: true if calls are only launched by the host and go on by themselves; then a few
             large ones are better than many small ones.
     """
 
@@ -381,5 +382,5 @@ def default_device(device_type: str) -> DefaultDevice:
 
 
 def is_launched(device_type: str) -> bool:
-    """True where a device of this type continues by itself with the work that the host has launched."""
+    """True if a device of this type continues by itself with the work that the host has launched."""
     return DEVICE_TYPES[device_type].launched

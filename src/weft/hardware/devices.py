@@ -1,7 +1,7 @@
 """Device kinds: their catalogue, the reader of their files, and the seconds that calls take on them.
 
 A file says all its figures in units that their keys name. `sources` gives the source of each figure, by key; what
-stands under `efficiency` is calibrated once for a kind (docs/accuracy.md).
+is under `efficiency` is calibrated once for a kind (docs/accuracy.md).
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def op_class(call: OpCall, product: Product | None = None) -> str:
 
 
 def product_of(call: OpCall) -> Product | None:
-    """The sizes of a call's matrix product; None where no two of its operands share a contracted factor.
+    """The sizes of a call's matrix product; None if no two of its operands share a contracted factor.
 
     Raises:
         RuleError: when the op has no rule.

@@ -31,7 +31,7 @@ from weft.ops import OpCall, Operand, shard_places, shares_memory
 from weft.ops.call import Argument, PerMicroBatch, Token
 from weft.units import ITEM_SIZE, Bytes, Seconds
 
-# Views of a tensor that lies in order lie so too.
+# Views of a tensor that is laid out in order are laid out so too.
 _IN_ORDER = frozenset(
     (
         *("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"),
@@ -46,7 +46,7 @@ def call_text(call: OpCall, lies: Sequence[str] = ()) -> str:
 
     Args:
         call: of one rank.
-        lies: for each operand, the text of the view that it is; empty where it is none (`lying`).
+        lies: for each operand, the text of the view that it is; empty if it is none (`lying`).
     """
     specs = tuple(f"{spec.dtype}[{', '.join(map(str, spec.shape))}]" for spec in call.operands)
     operands = tuple(own or spec for own, spec in zip(lies, specs, strict=True)) if lies else specs
@@ -67,7 +67,7 @@ def makers_of(nodes: Iterable[object]) -> dict[str, LocalCall]:
 def lying(
     node: LocalCall, makers: Mapping[str, LocalCall], values: Mapping[str, LocalValue]
 ) -> tuple[str, ...]:
-    """For each operand of a call, the text of the view that it is; empty for those that lie in order."""
+    """For each operand of a call, the text of the view that it is; empty for those that are laid out in order."""
     return tuple([_view_text(name, makers, values) for name in node.operands])
 
 
@@ -127,7 +127,7 @@ class Durations:
         self._ranks = {one.id: one.ranks for one in communicators}
         self.families = families or {}
         self._known: dict[tuple[int, OpCall, tuple[str, ...]], Cost] = {}
-        # For each call that was met, with it: the same ones stand in several plans of a rank.
+        # For each call that was met, with it: the same ones are in several plans of a rank.
         self._met: dict[tuple[int, int], tuple[LocalCall, Cost]] = {}
         self._exchanged: dict[tuple[object, ...], Cost] = {}
 

@@ -1,7 +1,7 @@
 """Measured costs of a machine: the figures, their file, the figures that plans take, and the seconds that follow.
 
 A measured call costs its measured seconds. A call of another size takes as much longer than the nearest measured call
-of its op as the usual device says; exchanges and updates of other sizes lie on straight lines between those that were
+of its op as the usual device says; exchanges and updates of other sizes are on straight lines between those that were
 measured. Everything else is an estimate by the roofline of the machine, and says so.
 """
 
@@ -159,7 +159,7 @@ def smoothed(before: Measurements | None, found: Measurements) -> Measurements:
     """The figures that plans take of what was measured, without spreads and drift, which no plan reads.
 
     Args:
-        before: that they took so far; None where there were none.
+        before: that they took so far; None if there were none.
         found: all that is measured by now.
     """
     old = before or Measurements(found.machine, slowdown=Contention(0.0, 0.0))

@@ -1,6 +1,7 @@
-"""The machine at hand: what `weft measure` found out about it, kept on disk for plans and simulations. Needs no torch.
+"""This machine: what `weft measure` found out about it, kept on disk for plans and simulations. Needs no
+torch.
 
-Figures lie below the folder `measured` of `WEFT_CACHE`, or of the user's folder for caches: a folder for each
+Figures are below the folder `measured` of `WEFT_CACHE`, or of the user's folder for caches: a folder for each
 fingerprint of machine and torch, in it a file for each number of ranks, processes and threads that were at work, and
 below `planned` the same figures settled, as plans take them. Nobody but the user may write there: figures decide plans.
 """
@@ -133,7 +134,7 @@ def load_measurements(
     threads: int | None = None,
     planned: bool = False,
 ) -> MeasuredCosts | None:
-    """The costs of this machine while so many ranks are at work; None where nothing was measured.
+    """The costs of this machine while so many ranks are at work; None if nothing was measured.
 
     Measurements for the nearest number of ranks stand in where there are none for this one; all of its
     costs are marked as estimates.
@@ -200,7 +201,7 @@ def _read(path: Path) -> Measurements | None:
 
 
 def _whole(path: Path) -> Measurements | None:
-    """The measurements of a file; None where there is none, or a damaged one."""
+    """The measurements of a file; None if there is none, or a damaged one."""
     try:
         return _read(path)
     except UserError:

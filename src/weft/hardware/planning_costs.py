@@ -1,4 +1,4 @@
-"""Costs on a topology, and the one place that decides by which costs a step is planned on the devices at hand.
+"""Costs on a topology, and the one place that decides by which costs a step is planned on the devices available.
 
 On a topology calls take the seconds of each device's kind, exchanges those of the links between the devices. At hand
 are, on CPUs, the costs that `weft measure` keeps of the machine (`weft.hardware.measured_costs`); on CUDA those of the
@@ -62,7 +62,7 @@ _LARGE = Bytes(2**32)
 
 
 def takes_measured(environment: Mapping[str, str]) -> bool:
-    """True where plans take what was measured of this machine.
+    """True if plans take what was measured of this machine.
 
     Raises:
         UserError: the variable holds something else than its values.
@@ -76,7 +76,7 @@ def takes_measured(environment: Mapping[str, str]) -> bool:
 def costs_at_hand(
     device_type: str, ranks: int, processes: int, threads: int, device_name: str
 ) -> Costs | None:
-    """The costs of the devices at hand; None where no more is known than their type. Reads files, measures nothing.
+    """The costs of the devices available; None if no more is known than their type. Reads files, measures nothing.
 
     Args:
         device_type: "cpu" or "cuda".
@@ -210,7 +210,7 @@ class TopologyCosts:
         )
 
     def of_call(self, rank: int, call: OpCall, lies: Sequence[str] = ()) -> Cost:
-        """One call; of an op without rule an estimate: it reads and writes its tensors once."""
+        """One call; of an op without a rule an estimate: it reads and writes its tensors once."""
         known = has_rule(call.op) or runs_whole(call.op) or call.op in WEFT_OPS
         if not known:
             missing = f"{call.op} has no rule: it reads and writes its tensors once"

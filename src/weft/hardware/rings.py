@@ -1,7 +1,7 @@
 """Rings and chains inside a node: who sends to whom, and which share of the bytes.
 
-Where devices are linked directly, as in a cube mesh, several rings run at once, and no two share a link: they are
-packed as Hamiltonian cycles into the graph of direct links. Where switches link all devices, one ring in the order of
+If devices are linked directly, as in a cube mesh, several rings run at once, and no two share a link: they are
+packed as Hamiltonian cycles into the graph of direct links. If switches link all devices, one ring in the order of
 their numbers uses every link.
 """
 

@@ -70,7 +70,7 @@ class NodeRoutes:
             self.capacities += [(port.link, port.rate) for port in kind.ports]
 
     def route(self, source: int, target: int) -> Route | None:
-        """The fastest way between two vertices; None where there is none."""
+        """The fastest way between two vertices; None if there is none."""
         found = self._routes.get((source, target))
         if found is None:
             last = self._last.get(source)

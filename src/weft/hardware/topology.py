@@ -14,7 +14,7 @@ from weft.schema import Bounds, Key, Length
 from weft.units import NO_TIME
 
 Count: TypeAlias = Annotated[int, Bounds(least=1, most=1 << 20)]
-# How many links lie side by side, or how many times as much one carries as another.
+# How many links are laid out side by side, or how many times as much one carries as another.
 Width: TypeAlias = Annotated[float, Bounds(above=0, most=1e6)]
 
 
@@ -61,7 +61,7 @@ class Topology:
     Attributes:
         name: of the machine.
         groups: its nodes.
-        levels: of the network between nodes, from the lowest up; () where there is one node.
+        levels: of the network between nodes, from the lowest up; () if there is one node.
         devices: how many devices are used: the first ones; those behind lie idle.
     """
 
@@ -153,12 +153,12 @@ class LinkKind:
         name: such as "nvlink3".
         rate: bytes a second each way, of one link.
         latency: seconds that the wire takes, or the switch behind it, beside a protocol's `hop`.
-        protocols: by name, or `ANY`; the fastest that all links of a communication have counts. Where none is named,
+        protocols: by name, or `ANY`; the fastest that all links of a communication have counts. If none is named,
             one that reaches the whole rate at once; no library has more than 16.
         in_flight: messages to different peers that a device sends at a time.
         own: bytes a second at which a collective's kernel puts a device's own part of the result in place,
-            where that is not hidden behind the link; None where it is.
-        in_switch: protocol of collectives whose sums a switch makes that joins all members by such links; None where
+            where that is not hidden behind the link; None if it is.
+        in_switch: protocol of collectives whose sums a switch makes that joins all members by such links; None if
             switches only pass bytes on.
     """
 
@@ -179,7 +179,7 @@ class LinkKind:
 
 
 def common_protocols(kinds: Sequence[LinkKind]) -> tuple[str, ...]:
-    """The names of the protocols that all kinds of link have; () where there is none."""
+    """The names of the protocols that all kinds of link have; () if there is none."""
     names = dict.fromkeys(name for kind in kinds for name in kind.protocols if name != ANY)
     found = [
         name
@@ -198,8 +198,8 @@ class NodeLink:
     Attributes:
         source, target: places in `NodeKind.vertices`.
         link: its kind.
-        width: how many such links lie side by side.
-        one_way: true where bytes cross from source to target only.
+        width: how many such links are laid out side by side.
+        one_way: true if bytes cross from source to target only.
         shared: a name, with which links share the capacity of one, in each direction; "" for none.
     """
 

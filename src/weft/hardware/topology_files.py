@@ -179,7 +179,7 @@ def _levels(
             raise UserError(
                 f"{where}[{place}]: groups of {level.nodes} nodes are not made of whole groups of {below.nodes}"
             )
-    # Levels that lie above all nodes switch nothing.
+    # Levels that are above all nodes switch nothing.
     needed = next((i for i, level in enumerate(found) if level.nodes >= units), None)
     if needed is None:
         raise UserError(

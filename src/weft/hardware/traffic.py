@@ -21,7 +21,7 @@ Groups: TypeAlias = tuple[tuple[int, ...], ...]
 class GroupSet:
     """Groups of at least two devices each.
 
-    A part is what a group has in one unit. Members stand in the order of groups and of device numbers, so that the
+    A part is what a group has in one unit. Members are in the order of groups and of device numbers, so that the
     order in which a group names them changes nothing.
 
     Attributes:
@@ -87,7 +87,7 @@ class GroupSet:
 
     @cached_property
     def per_node(self) -> int | None:
-        """The members that each group has in each of its nodes; None where they differ, or where a part is all."""
+        """The members that each group has in each of its nodes; None if they differ, or where a part is all."""
         counts = {len(held) for nodes in self._by_node for held in nodes}
         several = any(len(nodes) > 1 for nodes in self._by_node)
         return counts.pop() if several and len(counts) == 1 else None

@@ -164,7 +164,7 @@ class Memory:
 
     @staticmethod
     def of(sizes: Mapping[Kind, int]) -> Memory:
-        """From sizes by kind; what lies on the host does not count."""
+        """From sizes by kind; what is on the host does not count."""
         return Memory(**{kind: Bytes(size) for kind, size in sizes.items() if kind != "host"})
 
 

@@ -113,7 +113,7 @@ class LogicalGraph:
     def kept_values(self) -> frozenset[str]:
         """Results that a forward saves in a form that its backward alone understands, such as a kernel's workspace.
 
-        They go there as they were made: no boxing may stand between, and no packing of micro-batches.
+        They go there as they were made: no boxing may be between, and no packing of micro-batches.
         """
         return frozenset(
             value.name
@@ -154,7 +154,7 @@ class LogicalGraph:
 
 
 def runs_in_loop(node: Node, loop: frozenset[str] | set[str]) -> bool:
-    """True where a node runs once per micro-batch, with `loop` the loop values before it."""
+    """True if a node runs once per micro-batch, with `loop` the loop values before it."""
     if isinstance(node, Call) and node.varyings:
         return True
     return not loop.isdisjoint(node.uses)

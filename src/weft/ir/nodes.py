@@ -60,7 +60,7 @@ class Value(Specified):
 
     @property
     def is_even(self) -> bool:
-        """True where all shards have one shape."""
+        """True if all shards have one shape."""
         parts = Counter[int]()
         for size, sbp in zip(self.laid.placement.shape, self.laid.sbp, strict=True):
             if isinstance(sbp, Split):
@@ -76,7 +76,7 @@ class Location:
     Attributes:
         module: path of the `nn.Module` whose forward ran, such as "blocks.0.fc"; empty outside the
             model.
-        backward: true where the node belongs to the backward pass of that line.
+        backward: true if the node belongs to the backward pass of that line.
         stage: what `with weft.stage(i)` around the line says; None outside of one.
         checkpoint: number of the `torch.utils.checkpoint` around the line, which the backward makes
             again; None outside of one.
@@ -122,7 +122,7 @@ class Hint:
     Attributes:
         sbps: one for each axis of the placement, or one for all of them; None leaves an axis free.
         stored: where the compiler says how a parameter or its gradient is stored, or that it is
-            whole from there on, the axis that this is about; None where the user says how a value lies.
+            whole from there on, the axis that this is about; None if the user says how a value is laid out.
     """
 
     sbps: tuple[SBP | None, ...]
@@ -181,11 +181,11 @@ class Call(Called):
 
     Attributes:
         call, operands: as `Called` says; `Call.of` makes them of arguments with names.
-        outputs: one entry for each result; None where the op returns no tensor.
+        outputs: one entry for each result; None if the op returns no tensor.
         phase: the stage that runs it, and whether it is forward or backward.
         autograd: number of the autograd node that a forward call made, and in whose backward a
-            backward call ran, so that the two belong together; None where a call has no other half.
-        hint: of `HINT` and `TAKE`, how the result is to lie.
+            backward call ran, so that the two belong together; None if a call has no other half.
+        hint: of `HINT` and `TAKE`, how the result is to be laid out.
     """
 
     call: OpCall
@@ -274,7 +274,7 @@ class Update:
     "AdamW" (`source` is the gradient, `states` the optimizer's tensors for this parameter, updated
     in place too). `group` is the number of the parameter group that the hyperparameters come from,
     counted through all optimizers (`weft.capture.optimizer_groups`).
-    `elementwise` says whether the rule may run on any shard. Where the number `skip` is not 0, the
+    `elementwise` says whether the rule may run on any shard. If the number `skip` is not 0, the
     update is left out. `takes` is the memory that it takes while it runs.
     """
 

@@ -121,7 +121,7 @@ class LocalProgram:
 @final
 @dataclass(frozen=True)
 class RankPlan:
-    """The plan of one rank. `actors[i].id == i`; within a queue, actors stand in the order of their work.
+    """The plan of one rank. `actors[i].id == i`; within a queue, actors are in the order of their work.
 
     An in-order queue with an entry in `orders` runs a step's acts in that order, any other one in
     the order of its actors.

@@ -1,7 +1,7 @@
 """The parts of a plan: local nodes, registers, and the actors that they belong to.
 
 A rank's local nodes work on plain local tensors. Actors are bound to queues; tensors that pass from
-one actor to another stand in registers. An actor acts once a step, or once for each micro-batch.
+one actor to another are in registers. An actor acts once a step, or once for each micro-batch.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class Register:
         producer: id of the actor that writes it.
         consumers: ids of the actors that read it (never the producer).
         credits: the number of versions that may exist at a time.
-        full: true where a version is there before the first step (variables and constants).
+        full: true if a version is there before the first step (variables and constants).
         rate: versions per step: 1, or one for each micro-batch. An actor that acts more often
             writes its version over all its acts of the step, and reads the same one in all of them.
     """
@@ -312,11 +312,11 @@ class Compute:
     Attributes:
         acts: acts per step: 1, or one for each micro-batch.
         priority: of two actors of a queue that may act for one step, the lower number goes first.
-        copies: what it hands on, or gives to its updates, as copies: these values lie in the memory
+        copies: what it hands on, or gives to its updates, as copies: these values are in the memory
             of variables that are overwritten.
         parts: the places of the nodes at which parts begin that may be compiled each as one kernel;
             equal layers make equal parts.
-        replayed: true where the calls of an act are put on the device as one, captured in a step.
+        replayed: true if the calls of an act are put on the device as one, captured in a step.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""Layouts: where each tensor lies on a grid of ranks."""
+"""Layouts: where each tensor is on a grid of ranks."""
 
 from weft.layout.layout import Layout as Layout
 from weft.layout.layout import Region as Region

@@ -23,7 +23,7 @@ Region: TypeAlias = tuple[tuple[int, int], ...]
 def shard_region(
     shape: tuple[int, ...], sbps: Iterable[SBP], grid: Iterable[int], position: Iterable[int]
 ) -> Region:
-    """The region of a tensor of whole `shape` that lies at a position of a grid; splits of one dimension nest."""
+    """The region of a tensor of whole `shape` that is at a position of a grid; splits of one dimension nest."""
     ranges = [(0, size) for size in shape]
     for sbp, parts, index in zip(sbps, grid, position, strict=True):
         if isinstance(sbp, Split):
@@ -117,7 +117,7 @@ class Shares:
 @final
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a tensor: `sbp[i]` says how it lies along axis `i` of `placement`.
+    """The layout of a tensor: `sbp[i]` says how it is laid out along axis `i` of `placement`.
 
     Splits of the same dimension on several axes nest: the first axis cuts the whole dimension, the
     next cuts the pieces.

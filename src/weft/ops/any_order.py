@@ -1,7 +1,7 @@
 """The ops that do not care in which order rows stand, by their rules.
 
 A factor that may be split says that the op works on blocks of it one by one, and joins or adds up
-the results. Where localizing needs no offset, it may as well be permuted.
+the results. If localizing needs no offset, it may as well be permuted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POSITIONS |= dict.fromkeys(aten("embedding embedding_dense_backward"), "v")
 _POSITIONS |= dict.fromkeys(("weft.expert_mm", "weft.expert_gradient"), "e")
 _NONE: Mapping[int, int] = MappingProxyType({})
 
-# For each operand and for each result, the dimension of the rows; None where it has none.
+# For each operand and for each result, the dimension of the rows; None if it has none.
 Rows: TypeAlias = tuple[tuple[int | None, ...], tuple[int | None, ...]]
 
 
@@ -75,7 +75,7 @@ def _rows_of(
 
 
 def _is_plain(call: OpCall, factors: Factors, name: str, rows: int) -> bool:
-    """True where a factor is the rows and nothing else wherever it stands."""
+    """True if a factor is the rows and nothing else wherever it stands."""
     specs = [call.operands[operand] for operand in slots(call)] + list(call.results)
     sizes = {
         size

@@ -81,7 +81,7 @@ _KNOWN = frozenset((*_FLOATS, *_PARTS, *_INTEGERS, "bool"))
 
 
 def holds(wide: str, narrow: str) -> bool:
-    """True where every value of the dtype `narrow` is one of `wide`."""
+    """True if every value of the dtype `narrow` is one of `wide`."""
     if {wide, narrow} - _KNOWN:
         return wide == narrow
     if narrow in _PARTS:
@@ -99,12 +99,12 @@ def holds(wide: str, narrow: str) -> bool:
 
 
 def cast_is_lossless(source: str, target: str) -> bool:
-    """True where the numbers that make up elements, real and imaginary parts, lose nothing by the cast."""
+    """True if the numbers that make up elements, real and imaginary parts, lose nothing by the cast."""
     return holds(_PARTS.get(target, target), _PARTS.get(source, source))
 
 
 def is_integer(dtype: str) -> bool:
-    """True where the dtype is one of integers."""
+    """True if the dtype is one of integers."""
     return "int" in dtype
 
 

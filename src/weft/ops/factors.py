@@ -42,7 +42,7 @@ class Factors:
         results: the same for each result; `()` for one that is no tensor.
         contracted: factors whose split makes results without them Partial.
         whole: factors that are never split.
-        hidden: (factor, size) of sizes that stand in no shape but must be split with the factor,
+        hidden: (factor, size) of sizes that are in no shape but must be split with the factor,
             such as the number of groups of a convolution.
         filled: factors of which every rank needs an element.
     """

@@ -66,7 +66,7 @@ _HALF = ("bfloat16", "float16")
 
 
 def _is_fused(call: OpCall, saved: TensorSpec) -> bool:
-    """True where oneDNN saves what it needs: not gates and cells."""
+    """True if oneDNN saves what it needs: not gates and cells."""
     x = slot_specs(call)[0] if call.op == "weft.lstm" else tensor_argument(call, 3)
     out = result(call) if call.op == "weft.lstm" else tensor_argument(call, 10)
     if x is None or out is None or x.dtype not in ("float32", "bfloat16"):
@@ -99,7 +99,7 @@ def _lstm_backward(call: OpCall) -> int:
 
 
 def _workspace(call: OpCall) -> tuple[int, ...]:
-    """The workspace of oneDNN stands on whole pages."""
+    """The workspace of oneDNN is on whole pages."""
     saved = result(call, SAVED)
     if not count(saved) or not _is_fused(call, saved):
         return ()
@@ -308,7 +308,7 @@ def _ctc(call: OpCall) -> int:
     "aten.binary_cross_entropy.default",
 )
 def _reduced(call: OpCall) -> int:
-    """A mean or a sum stands in memory for all elements, and is taken out of it (`dense_operands`)."""
+    """A mean or a sum is in memory for all elements, and is taken out of it (`dense_operands`)."""
     x, *rest = (spec.shape for spec in call.operands)
     rank = max(map(len, (x, *rest)))
     shapes = [(1,) * (rank - len(one)) + tuple(one) for one in (x, *rest)]
@@ -329,7 +329,7 @@ def _first(call: OpCall) -> int:
 
 
 def _solved(call: OpCall) -> tuple[int, ...]:
-    """The solution stands in memory for the right side."""
+    """The solution is in memory for the right side."""
     right = slot_specs(call)[1]
     return (max(0, tensor_bytes(right) - tensor_bytes(result(call))),)
 
@@ -483,5 +483,5 @@ def padding(call: OpCall) -> tuple[Bytes, ...]:
 
 
 def slice_copies(shape: Sequence[int], dim: int, length: int) -> bool:
-    """True where `weft.slice` makes a copy: a block of `length` along `dim` lies in pieces."""
+    """True if `weft.slice` makes a copy: a block of `length` along `dim` is in pieces."""
     return length < shape[dim] and prod(shape[:dim]) > 1

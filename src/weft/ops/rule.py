@@ -2,7 +2,7 @@
 
 Ops without a rule of their own run whole: right for any ATen op that is a function, whose results depend on the
 values of its operands alone, and their shapes not on values. Exceptions (random draws, writes in place, meanings that
-depend on strides) stand here by name, because rules do not know torch; a test holds the names against its schemas.
+depend on strides) are here by name, because rules do not know torch; a test holds the names against its schemas.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def rule(
                 passes when all operands of a group are Partial and all others Broadcast; a number
                 other than 0 in the group forbids it, and so does a result of a dtype that does not
                 hold the operands' numbers: summands would be rounded before they are summed.
-            lossy: true where Partial(sum) passes all the same.
+            lossy: true if Partial(sum) passes all the same.
             added: positions of arguments that are added to the rest, as the bias of addmm is: when
                 a factor that they lack is contracted, they must be Partial too, or every rank would
                 add them.
@@ -171,12 +171,12 @@ def rule(
                 or positions.
             ignored: positions of arguments (or a function from a call to them) whose values do not
                 matter: where they are Broadcast, they may also be Partial(sum).
-            anyhow: positions of arguments that are not looked at: they may lie in any way.
+            anyhow: positions of arguments that are not looked at: they may be laid out in any way.
             kept: numbers of results that only the ops of `readers` understand: they are never boxed.
             readers: the ops that understand them, as the op's backward.
             places: positions of arguments that say where a rank's shard begins, and nothing else.
-            view: true where the op moves no data.
-            shares: true where the result may be the first operand, or a view of it; by default as `view`.
+            view: true if the op moves no data.
+            shares: true if the result may be the first operand, or a view of it; by default as `view`.
             flops, traffic: functions of a call, where the defaults of `weft.ops.cost` do not fit.
 
     Raises:
@@ -260,7 +260,7 @@ def kept_results(op: str) -> tuple[int, ...]:
 
 
 def shares_memory(op: str) -> bool:
-    """True where a result of the op may be its first operand, or a view of it."""
+    """True if a result of the op may be its first operand, or a view of it."""
     return op in _SHARING
 
 
@@ -281,12 +281,12 @@ def kept_readers(op: str) -> tuple[str, ...]:
 
 
 def has_rule(op: str) -> bool:
-    """True where the op has a rule."""
+    """True if the op has a rule."""
     return op in _RULES
 
 
 def adapts(op: str) -> bool:
-    """True where the arguments of a shard of the op may be others than those of the whole."""
+    """True if the arguments of a shard of the op may be others than those of the whole."""
     found = _RULES.get(op)
     return found is not None and found.adapt is not None
 
@@ -369,7 +369,7 @@ _UNSAFE = _RANDOM | _DATA_DEPENDENT | _STRIDED | _WRITING
 
 
 def runs_whole(op: str) -> bool:
-    """True where `op`, such as "aten.linalg_qr.default", may run whole without a rule that says so."""
+    """True if `op`, such as "aten.linalg_qr.default", may run whole without a rule that says so."""
     namespace, _, rest = op.partition(".")
     name, _, overload = rest.partition(".")
     writes = name.endswith("_") and not name.endswith("__")

@@ -33,7 +33,7 @@ def signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Signature
     dimensions, the split dimensions must be divisible by `parts`, so that the shards agree.
 
     Args:
-        empty: true where a factor may also be split that has fewer elements than there are ranks, so
+        empty: true if a factor may also be split that has fewer elements than there are ranks, so
             that some ranks run the op on empty tensors.
 
     Raises:
@@ -76,7 +76,7 @@ def _signatures(rule: Rule, call: OpCall, parts: int, empty: bool) -> tuple[Sign
 
 
 def _anyhow(spec: TensorSpec, parts: int, empty: bool) -> Iterator[SBP]:
-    """All ways in which a tensor may lie that nobody looks at."""
+    """All ways in which a tensor may be that nobody looks at."""
     yield Broadcast()
     yield from (Split(dim) for dim, size in enumerate(spec.shape) if size >= parts or empty)
     yield Partial()
@@ -161,13 +161,13 @@ def _existing(groups: Groups, call: OpCall) -> Groups:
 
 
 def _sums(call: OpCall, group: tuple[int, ...]) -> bool:
-    """True where Partial(sum) passes: a number other than 0 would be added once on every rank."""
+    """True if Partial(sum) passes: a number other than 0 would be added once on every rank."""
     members = (call.args[i] for i in group if i < len(call.args))
     return not any(isinstance(value, (bool, int, float, complex)) and value for value in members)
 
 
 def _keeps(call: OpCall, group: tuple[int, ...]) -> bool:
-    """True where the results' dtypes hold every summand's values: rounding would lose bits that cancel in their sum."""
+    """True if the results' dtypes hold every summand's values: rounding would lose bits that cancel in their sum."""
     given = {
         call.operands[operand].dtype
         for i in group
@@ -203,7 +203,7 @@ def _reducible(dtype: str, reduction: Reduction) -> bool:
 
 # The part of a call that one rank of a grid axis runs.
 #
-# Where a dimension has fewer elements than there are ranks, some ranks hold nothing of it. Many
+# If a dimension has fewer elements than there are ranks, some ranks hold nothing of it. Many
 # kernels refuse empty tensors, or even end the process; so such a rank runs `weft.blank` in place of
 # the op, which makes empty results, and for those that are reduced over the ranks the value that
 # changes nothing.
@@ -242,7 +242,7 @@ def localize(call: OpCall, signature: Signature, parts: int, index: int) -> OpCa
 
 
 def _has_nothing(cut: Cut) -> bool:
-    """True where the rank holds nothing of a split operand and has nothing else to add to a sum either."""
+    """True if the rank holds nothing of a split operand and has nothing else to add to a sum either."""
     call, signature = cut.whole, cut.signature
     rule = rule_of(call)
     if rule.view or not call.operands:

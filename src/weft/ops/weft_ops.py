@@ -1,6 +1,6 @@
 """weft's own ops in one table: what planning and running must know of each beside its rule and its kernel.
 
-Rules stand in `weft.ops.rules`, kernels in `weft.runtime`, both under the same names; a test holds
+Rules are in `weft.ops.rules`, kernels in `weft.runtime`, both under the same names; a test holds
 them against this table.
 """
 
@@ -16,13 +16,13 @@ class WeftOp:
     """One of weft's own ops.
 
     Attributes:
-        shares: true where its result may be the first operand, or a view of it.
-        over_step: true where it makes one value of all micro-batches of a step.
+        shares: true if its result may be the first operand, or a view of it.
+        over_step: true if it makes one value of all micro-batches of a step.
         launches: kernels that the host launches for a call on a device.
         host: why no CUDA graph can hold it, as what the host does; "" when one can.
-        plain: true where it is a function of ATen ops that Inductor may compile.
+        plain: true if it is a function of ATen ops that Inductor may compile.
         like: the ATen op that it takes the place of on some device, with the same arguments.
-        urgent: true where the very next calls want its result reduced: it does not wait for the
+        urgent: true if the very next calls want its result reduced: it does not wait for the
             gradients of weights.
         places: positions of arguments that say where a rank's shard begins, and nothing else.
         held: positions of arguments that say besides whether a rank has a value, or zeros in its place: of

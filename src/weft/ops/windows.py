@@ -50,7 +50,7 @@ class Frame:
 
     @property
     def cut(self) -> bool:
-        """True where the dimension is split."""
+        """True if the dimension is split."""
         return (self.out_count, self.in_count) != (self.count, self.size)
 
     @property
@@ -112,7 +112,7 @@ class Sliding:
     """The way in which an op slides along dimensions.
 
     Attributes:
-        frames: from a call on whole tensors to the frames of its last dimensions; () where it does
+        frames: from a call on whole tensors to the frames of its last dimensions; () if it does
             not slide.
         windows: from a call to what its arguments are cut to: position -> "read", "returned", or
             "own".
@@ -140,7 +140,7 @@ def slides(op: str, sliding: Sliding) -> None:
 
 
 def slides_at(op: str) -> bool:
-    """True where calls of the op may have windows."""
+    """True if calls of the op may have windows."""
     return op in _SLIDING
 
 
@@ -187,7 +187,7 @@ def _signature(call: OpCall, sliding: Sliding, dim: int) -> Signature:
 def windows(
     call: OpCall, signature: Signature, parts: int, index: int
 ) -> tuple[Window | None, ...]:
-    """The window that rank `index` of an axis reads of each operand; None where that is its shard."""
+    """The window that rank `index` of an axis reads of each operand; None if that is its shard."""
     none = (None,) * len(call.operands)
     if signature not in window_signatures(call, parts):
         return none
@@ -201,7 +201,7 @@ def windows(
 
 
 def adapt_to_window(local: OpCall, cut: Cut) -> OpCall | None:
-    """The local op on windows, for an `adapt`; None where the signature has no windows."""
+    """The local op on windows, for an `adapt`; None if the signature has no windows."""
     call, signature = cut.whole, cut.signature
     if signature not in window_signatures(call, cut.parts):
         return None

@@ -36,7 +36,7 @@ class Difference:
     Attributes:
         name: of the entry, as in strategy files.
         first, second: what each strategy says, as text.
-        seconds: of a step of the first strategy with this entry of the second; None where it cannot be planned so.
+        seconds: of a step of the first strategy with this entry of the second; None if it cannot be planned so.
         why: why not.
     """
 

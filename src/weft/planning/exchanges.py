@@ -135,7 +135,7 @@ _PASSING = frozenset(
 
 
 def _for_caller(graph: LogicalGraph, node: Box) -> bool:
-    """True where only the caller reads the value."""
+    """True if only the caller reads the value."""
     readers = graph.users[node.output.name]
     return all(
         isinstance(one, Output) or (isinstance(one, Box) and _for_caller(graph, one))

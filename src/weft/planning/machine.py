@@ -1,4 +1,4 @@
-"""The machine that a step is planned for: a topology, or the one at hand as measured; and the grid of its ranks."""
+"""The machine that a step is planned for: a topology, or this one as measured; and the grid of its ranks."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ class Machine:
 
     @cached_property
     def _memory(self) -> tuple[int | None, ...]:
-        """Bytes of each device; None where that is not known."""
+        """Bytes of each device; None if that is not known."""
         return tuple(self.costs.capacity(rank).memory for rank in range(self.devices))
 
     @cached_property
     def least_limit(self) -> int | None:
-        """Bytes that the rank may take which may take the fewest; None where no rank has a limit that is known."""
+        """Bytes that the rank may take which may take the fewest; None if no rank has a limit that is known."""
         if self.limit is not None:
             return self.limit
         return min((each for each in self._memory if each is not None), default=None)
 
     def limit_of(self, rank: int) -> int:
-        """Bytes that a rank may take; the fewest of all where that is not known, 0 where nothing is."""
+        """Bytes that a rank may take; the fewest of all where that is not known, 0 if nothing is."""
         own = self._memory[rank] if self.limit is None else self.limit
         return own or self.least_limit or 0
 
@@ -80,7 +80,7 @@ def machine_of(what: str | Path | Topology | Machine, ranks: int | None = None) 
     """A machine by its name, from a file, or as it is.
 
     Args:
-        what: a name of the catalogue ("h100x512"), a `.yaml` file, or a topology; "here" for the machine at hand,
+        what: a name of the catalogue ("h100x512"), a `.yaml` file, or a topology; "here" for this machine,
             "herex4" with 4 ranks at work. A machine stands for itself.
         ranks: that "here" has at work where `what` does not say; by default one for each core.
 
@@ -168,7 +168,7 @@ def _of_stages(
     assert not isinstance(strategy.stages, int)
     if grid:
         raise LayoutError(
-            f"the strategy's stages name their ranks, and no --grid stands beside them, got {_text(grid)}; leave it "
+            f"the strategy's stages name their ranks, and no --grid is beside them, got {_text(grid)}; leave it "
             "out, or give stages as a number"
         )
     ranks = tuple(sorted({rank for stage in strategy.stages for rank in stage.placement.ranks}))

@@ -159,7 +159,7 @@ def priced_step(step: PlannedStep, costs: Costs, given: CostOverrides | None = N
 
     Args:
         step: as it is planned.
-        costs: of the machine. Where they were measured, calls count as they run: sums of products in one.
+        costs: of the machine. If they were measured, calls count as they run: sums of products in one.
         given: costs that count in place of the machine's, where there are some.
 
     Raises:

@@ -33,7 +33,7 @@ def progress(first: bool, delay: Seconds = DELAY) -> Iterator[Callable[[str], No
     the end. The log "weft" is told each phase when it has ended.
 
     Args:
-        first: true where this process has the first rank, so that its terminal shows the line.
+        first: true if this process has the first rank, so that its terminal shows the line.
         delay: after which the line is shown.
     """
     shown = first and is_terminal()
@@ -158,7 +158,7 @@ _FREE = threading.Lock()
 
 
 def is_terminal() -> bool:
-    """True where stderr is a terminal. Nothing is drawn into a file, also where FORCE_COLOR asks for colors there."""
+    """True if stderr is a terminal. Nothing is drawn into a file, also where FORCE_COLOR asks for colors there."""
     return _is_terminal(sys.stderr)
 
 
@@ -174,7 +174,7 @@ def display_options() -> dict[str, Any]:
 
 @contextmanager
 def alone() -> Iterator[bool]:
-    """Gives true where this process draws nothing else; until the end nothing else gets true then."""
+    """Gives true if this process draws nothing else; until the end nothing else gets true then."""
     own = _FREE.acquire(blocking=False)
     try:
         yield own

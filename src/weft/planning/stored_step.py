@@ -52,8 +52,8 @@ class StoredStep:
         graph: the step on whole tensors; no layouts yet.
         device_type: it was captured for.
         precision: it was captured for (`Precision.captured`).
-        apart: names of the parameters that were taken to lie in pieces.
-        recurrent: names of the parameters of recurrent layers: where others of them lie in pieces, the
+        apart: names of the parameters that were taken to be in pieces.
+        recurrent: names of the parameters of recurrent layers: where others of them are in pieces, the
             step has to be captured again.
         modules: paths of all modules of the model, for patterns.
         optimizers: the class of each.
@@ -252,8 +252,8 @@ class BatchSize(NamedTuple):
     """The size of a step's batch.
 
     Attributes:
-        samples: 0 where the batch has no dimension.
-        tokens: 0 where the samples are no sequences of tokens.
+        samples: 0 if the batch has no dimension.
+        tokens: 0 if the samples are no sequences of tokens.
     """
 
     samples: int
@@ -324,7 +324,7 @@ def _plain(op: str, found: Rule) -> dict[str, Any]:
     for name, value in content.items():
         if callable(value):
             raise UserError(
-                f"the rule of {op} cannot stand in a graph file: its field {name!r} is the function "
+                f"the rule of {op} cannot be in a graph file: its field {name!r} is the function "
                 f"{getattr(value, '__qualname__', value)}, expected plain data; declare it as text, such as "
                 f'weft.rule("{op}", "m k+, k n -> m n")'
             )
@@ -335,7 +335,7 @@ def declare(where: str, rules: Mapping[str, Any]) -> None:
     """Declare the rules that `rules_for` gave, with lists for tuples, as `weft.rule` does.
 
     Raises:
-        UserError: when something else stands there, or another rule of the op is declared here.
+        UserError: when something else is there, or another rule of the op is declared here.
     """
     known = declared_rules()
     for op, content in rules.items():

@@ -53,7 +53,7 @@ class BatchChecksums:
 
 @cache
 def _alike(layout: Layout, ranks: tuple[int, ...]) -> bool:
-    """True where some ranks have the same of a tensor: they differ along axes alone where it is Broadcast."""
+    """True if some ranks have the same of a tensor: they differ along axes alone where it is Broadcast."""
     places = layout.placement.coordinates
     if not places.keys() >= set(ranks):
         return False
@@ -90,7 +90,7 @@ def batch_checksums(
         given: leaves that are global tensors.
         step: since the program was compiled or has loaded.
         samples: a number of 32 bits that every process gives, too.
-        parts: of other leaves, which lie in some layouts, what this process has.
+        parts: of other leaves, which are in some layouts, what this process has.
     """
     whole = checksums(leaves.values(), step)
     if samples is not None:

@@ -40,9 +40,9 @@ class Failed:
 
     Attributes:
         text: of what was raised, without what that holds on to, such as the program: it must be free to go.
-        changed: true where parameters or gradients had begun to change here.
+        changed: true if parameters or gradients had begun to change here.
         renew: puts new executors in place of those that failed; every process must call it.
-        loaded: true where all that it may have changed was loaded since.
+        loaded: true if all that it may have changed was loaded since.
     """
 
     number: int
@@ -66,7 +66,7 @@ class ProgramCore:
         waits: for the batches of the last steps that were made in a loop of weft's, by the number of the step.
         loads: the acts that brought the batches of such steps where they were loaded ahead, likewise.
         loading: the plan of the last loop that loads ahead; None before one.
-        failed: the step or update that failed last; None where the program can go on.
+        failed: the step or update that failed last; None if the program can go on.
         places: of the model's tensors, which are live already; compared before every step.
         close: ends threads and groups; nothing when called again.
     """
@@ -102,7 +102,7 @@ class ProgramCore:
 
     @property
     def waited(self) -> Seconds | None:
-        """Seconds that the last step waited for its batch; None where nobody noted it."""
+        """Seconds that the last step waited for its batch; None if nobody noted it."""
         wait = self.waits.get(self.steps - 1)
         return None if wait is None else Seconds((wait.end - wait.begin) / 1e9)
 

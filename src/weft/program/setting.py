@@ -29,7 +29,7 @@ class ProgramSetting:
         options: what the training step was compiled with.
         variables: the variables of each rank of this process that is in the placement.
         buckets: pads batches.
-        local: makes whole batches of what each process brings; None where each brings all.
+        local: makes whole batches of what each process brings; None if each brings all.
     """
 
     model: nn.Module
@@ -61,7 +61,7 @@ class ProgramSetting:
 
     @property
     def by_rows(self) -> bool:
-        """True where a plain batch is taken for rows that this process brings, of several."""
+        """True if a plain batch is taken for rows that this process brings, of several."""
         return self.local is not None and self.world.several
 
     def run(self, function: Callable[[int], dict[str, Tensor]]) -> dict[str, Tensor]:

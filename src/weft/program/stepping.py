@@ -52,7 +52,7 @@ class ProgramSteps(ProgramPart):
     def step(self, batch: Any, update: bool = True) -> Any:
         """Run one step on every rank of this process: forward, backward, update, and `zero_grad` at the end.
 
-        Like `backward()`, the step adds to the gradients that stand in `parameter.grad`, whether steps
+        Like `backward()`, the step adds to the gradients that are in `parameter.grad`, whether steps
         without an update or losses of eager code have left them.
 
         Args:
@@ -60,7 +60,7 @@ class ProgramSteps(ProgramPart):
                 planned when they first come, in some seconds; so it is for other values of Python
                 that the step reads, other parameters that are trained. Plain tensors are the whole batch, the
                 same on all ranks; each rank takes its part. A leaf that is a global tensor, as
-                `weft.from_local` makes, lies there already; with micro-batches it is brought there,
+                `weft.from_local` makes, is there already; with micro-batches it is brought there,
                 as each of them is a run of samples of the whole batch.
             update: False updates no parameter; the gradients are added to `parameter.grad` of the
                 live model, in the layouts of the plan. `update` uses them, or any optimizer that is
@@ -129,7 +129,7 @@ class ProgramSteps(ProgramPart):
     def run(self, batches: Iterable[Any], ahead: int = 2) -> Iterator[Any]:
         """Make a step of each batch, and give what it returns, in order. Every process must call it, as `step`.
 
-        Actors load the next batches while a step runs, and cut them for the ranks of this process. Where they come
+        Actors load the next batches while a step runs, and cut them for the ranks of this process. If they come
         from a `weft.Loader`, its place is behind the batch of the last step that was made; without workers it loads
         nothing ahead. Other iterables draw their random numbers that much earlier, and a batch is as it was when it
         was loaded; those of a list or tuple are read by their steps.
@@ -297,7 +297,7 @@ def batches_of(core: ProgramCore, batches: Iterable[Any], ahead: int) -> Iterato
 def _cut(core: ProgramCore, batch: Any) -> Any:
     """The batch, cut for its step; as it is where it cannot be cut yet.
 
-    An error here is left to the step, which does the work again and reports it. Where processes bring parts of a
+    An error here is left to the step, which does the work again and reports it. If processes bring parts of a
     batch, making it whole takes all of them.
     """
     setting = core.setting

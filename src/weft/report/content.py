@@ -48,7 +48,7 @@ class Report:
         simulation: for what is predicted.
         measured: timelines of steps that ran.
         search: what was tried.
-        notes: lines to stand at the top.
+        notes: lines to be at the top.
         strategy: that the plan was made by, for reasons.
         predicted: timelines, where there is no simulation that has them.
         figures: of a run, by name, such as its loss.

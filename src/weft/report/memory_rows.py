@@ -37,7 +37,7 @@ def memory_rows(
 ) -> list[dict[str, Any]]:
     """A row for each rank and step: times, bytes by kind then, and the peak, as JSON has them.
 
-    By kind where the plan of a rank is at hand, of few ranks and of the last steps; else all kinds together, where a
+    By kind where the plan of a rank is available, of few ranks and of the last steps; else all kinds together, where a
     trace says so. If there are very many steps, only the last ones have rows.
     """
     found: list[dict[str, Any]] = []
@@ -73,7 +73,7 @@ class _Walker:
         self._left = _WALKS
 
     def row(self, trace: RankTrace, step: int, points: int) -> dict[str, Any] | None:
-        """The memory in a step of a trace; None where no plan is at hand, or enough ranks were looked at."""
+        """The memory in a step of a trace; None if no plan is available, or enough ranks were looked at."""
         span = next(span for span in trace.steps if span.number == step)
         acts = [
             Timed(
@@ -105,7 +105,7 @@ class _Walker:
     ) -> tuple[RankPlan, _Walked] | None:
         """The plan of a rank and its walk.
 
-        Where it is not at hand, as of a rank of another process, that of a rank with as many bytes at each moment.
+        Where it is not available, as of a rank of another process, that of a rank with as many bytes at each moment.
         """
         own = self._plans.get(trace.rank) or self._plans.get(self._classes.get(trace.rank, -1))
         told = [each.bytes for each in trace.levels if span.begin <= each.time <= span.end]
@@ -129,7 +129,7 @@ class _Walker:
         return {"bytes": peak.memory.peak, "held": rows}
 
     def _shape(self, name: str, plan: RankPlan) -> str:
-        """Dtype and shape of a value on a rank, also of one that no register holds; "" where that is not known."""
+        """Dtype and shape of a value on a rank, also of one that no register holds; "" if that is not known."""
         register, value = plan.register_of.get(name), self._values.get(name)
         if register is not None:
             return f"{register.value.dtype}{list(register.value.shape)}"
@@ -141,7 +141,7 @@ class _Walker:
 
 
 def _fits(plan: RankPlan, acts: Sequence[Timed]) -> bool:
-    """True where the acts are those of the plan, each as often as it acts in a step."""
+    """True if the acts are those of the plan, each as often as it acts in a step."""
     wanted = Counter(
         {actor.id: getattr(actor, "acts", 1) for own in plan.on_queue.values() for actor in own}
     )

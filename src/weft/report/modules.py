@@ -187,7 +187,7 @@ def _variables(compiled: Compiled, strategy: Strategy | None) -> Iterator[dict[s
 
 
 def _reasons(key: str, compiled: Compiled, strategy: Strategy | None) -> Iterator[str]:
-    """The entries of a strategy that say how a variable lies."""
+    """The entries of a strategy that say how a variable is laid out."""
     if key in compiled.stored:
         yield f"stored in shards along axis {compiled.stored[key]}, and used whole"
     if strategy is None:

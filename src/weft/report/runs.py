@@ -75,12 +75,12 @@ def _text(path: Path, what: str) -> str:
 
 
 def _is_page(path: Path) -> bool:
-    """True where a file has a report's data; damage is for who reads it."""
+    """True if a file has a report's data; damage is for who reads it."""
     return _DATA.search(_text(path, "the report")) is not None
 
 
 def _page(path: Path) -> list[Data]:
-    """The reports that stand in a page."""
+    """The reports that are in a page."""
     found = _DATA.search(_text(path, "the report"))
     if found is None:
         raise UserError(

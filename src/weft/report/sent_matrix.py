@@ -29,7 +29,7 @@ _Pairs: TypeAlias = "tuple[Any, Any, float]"
 
 
 def sent_bytes(compiled: Compiled) -> dict[str, Any]:
-    """The matrix as JSON has it, folded to `MOST_CELLS` rows; nothing where no rank sends.
+    """The matrix as JSON has it, folded to `MOST_CELLS` rows; nothing if no rank sends.
 
     The bytes of a collective are spread evenly over the pairs of its ranks: how a library routes them is its own.
     Bytes of transfers and of border rows are exact.

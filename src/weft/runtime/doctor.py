@@ -48,7 +48,7 @@ State: TypeAlias = Literal["ok", "note", "bad"]
 PYTHON, TORCH = (3, 10), (2, 11)
 # Bytes of the memory file system, and open files, below which they may run out.
 SHARED, FILES = 1 << 28, 1024
-# A file system of Linux that lies in memory.
+# A file system of Linux that is in memory.
 MEMORY = Path("/dev/shm")
 # Environment variables that weft reads, and ones that `weft run` sets for its ranks.
 _VARIABLES = frozenset(
@@ -67,8 +67,8 @@ class CheckResult:
     """The result of one check.
 
     Attributes:
-        state: "bad" where weft cannot run, "note" where something will be slower or is not there.
-        advice: what to do; "" where nothing is.
+        state: "bad" if weft cannot run, "note" if something will be slower or is not there.
+        advice: what to do; "" if nothing is.
     """
 
     about: str

@@ -51,7 +51,7 @@ class AdditivePart:
 def additive_part(
     facts: StepFacts, strategy: Strategy, deduced: Sequence[Deduced]
 ) -> AdditivePart | None:
-    """The additive part of a strategy's plan; None where it cannot be said.
+    """The additive part of a strategy's plan; None if it cannot be said.
 
     The part is unknown on one rank, on grids with three axes of several ranks, and where an op has no rule for the
     whole grid.

@@ -53,11 +53,11 @@ class Budget:
         return monotonic()
 
     def allows(self, planned: int, next_seconds: float = 0.0) -> bool:
-        """True where one more strategy may be planned that takes about so many seconds."""
+        """True if one more strategy may be planned that takes about so many seconds."""
         return planned < self.moves and self.now() + next_seconds < self.ends
 
     def has(self, seconds: float) -> bool:
-        """True where so many seconds are left, before the first strategy or behind it."""
+        """True if so many seconds are left, before the first strategy or behind it."""
         return self.allows(0, seconds)
 
     def part(self, later: float = 0.0) -> float:
@@ -83,7 +83,7 @@ class Auto:
             of the fastest without micro-batches, ZeRO and recomputation; then the fastest of other numbers of
             stages and micro-batches: a simulation errs alike about strategies that are alike.
             0 and 1 run none. Each takes its parts of parameters and states beside the model, and runs with the values
-            of the example batch; one that fails is left out, and why stands in the log `weft`. Where all fail the call
+            of the example batch; one that fails is left out, and why is in the log `weft`. Where all fail the call
             does.
     """
 

@@ -41,15 +41,15 @@ class Candidate:
         data: ranks along the axis that splits the batch.
         tensor: ranks along the axis that splits layers.
         stages: groups of ranks that run the parts of a pipeline; they lie along the outermost axis.
-        layouts: how the model lies on the tensor axis.
+        layouts: how the model is laid out on the tensor axis.
         micro_batches: of a step.
         schedule: of the pipeline; "" for the computed one, or for none.
         zero: level of ZeRO along the data axis; 0 for none.
         recompute: number of blocks that run again in the backward.
-        outer: true where the tensor axis lies outside of the data axis: neighbours share no layer.
+        outer: true if the tensor axis is outside of the data axis: neighbours share no layer.
         turns: parts of the pipeline that each group of ranks runs, in turn.
         offload: number of blocks whose results wait in host memory for the backward.
-        experts: true where the experts of mixtures are split along the data axis (GShard, arXiv 2006.16668, section 3).
+        experts: true if the experts of mixtures are split along the data axis (GShard, arXiv 2006.16668, section 3).
     """
 
     data: int
@@ -72,7 +72,7 @@ class Candidate:
 
     @property
     def _has_one_axis(self) -> bool:
-        """True where a part of the pipeline has one axis."""
+        """True if a part of the pipeline has one axis."""
         return self.layouts == "data" or (self.layouts == "free" and self.tensor == 1)
 
     @property

@@ -143,7 +143,7 @@ class CandidateTable:
         return CandidateTable(rows)
 
     def number(self, candidate: Candidate) -> int | None:
-        """The row of a candidate; None where it is none of them."""
+        """The row of a candidate; None if it is none of them."""
         found = np.flatnonzero(self._is(candidate))
         return int(found[0]) if len(found) else None
 
@@ -190,7 +190,7 @@ class CandidateTable:
 
     @cached_property
     def by_hand(self) -> Mask:
-        """True where people write such strategies: the result is never worse than those of them that were planned."""
+        """True if people write such strategies: the result is never worse than those of them that were planned."""
         plain = ~self.laid("free") & ~self.outer & (self.recompute == 0) & (self.offload == 0)
         plain &= ~self.experts
         alone = (self.stages == 1) & (self.laid("data") | (self.zero < 2))

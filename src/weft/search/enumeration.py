@@ -38,7 +38,7 @@ class Enumeration:
 
     @property
     def is_crowded(self) -> bool:
-        """True where data parallel on all ranks lacks room, as far as is known."""
+        """True if data parallel on all ranks lacks room, as far as is known."""
         return not self._estimates.has_room(Candidate(len(self._facts.ranks)))
 
     def probe_kinds(self) -> None:
@@ -81,7 +81,7 @@ class Enumeration:
     def probe_smallest(self) -> None:
         """Look at fully sharded data parallel, until a candidate of it has room, where data parallel lacks it.
 
-        With blocks that run again, or none, by small steps. Where there are none, or moves count in place of seconds,
+        With blocks that run again, or none, by small steps. If there are none, or moves count in place of seconds,
         those are planned of which all blocks run again.
         """
         state, candidates = self._state, self._queue.candidates
@@ -132,16 +132,16 @@ class Enumeration:
                 state.plan_candidate(candidate)
 
     def others_are_better(self) -> bool:
-        """True where candidates that nobody writes by hand should be faster than moves from the best lead to.
+        """True if candidates that nobody writes by hand should be faster than moves from the best lead to.
 
-        True where baselines do not fit in memory, or another probed candidate should be faster.
+        True if baselines do not fit in memory, or another probed candidate should be faster.
         """
         others = ~self._by_hand
         known = next(self._queue.with_room(others, looked=True), None)
         return self.is_crowded or (known is not None and known[1] < self._state.log.quickest)
 
     def _next(self, among: Mask, likely: bool) -> Candidate | None:
-        """The next candidate; None where none is left, none is likely, or there is no time for a look at it."""
+        """The next candidate; None if none is left, none is likely, or there is no time for a look at it."""
         state, queue = self._state, self._queue
         if state.log.best is None and self._facts.small is None and len(state.candidates) >= FAILED:
             return queue.smallest(among)
@@ -177,7 +177,7 @@ class Enumeration:
         return next(iter(roomy), None) or next(iter(self._queue.first(among)), None)
 
     def _is_ready(self, candidate: Candidate) -> bool:
-        """True where nothing is to be looked at before a candidate is planned."""
+        """True if nothing is to be looked at before a candidate is planned."""
         return self._facts.small is None or self._estimates.probed(candidate)
 
     def _is_likely(self, seconds: float) -> bool:
@@ -185,7 +185,7 @@ class Enumeration:
         return seconds <= times * self._state.log.quickest
 
     def _with_fewer(self, candidate: Candidate) -> Candidate | None:
-        """The candidate, or the one with as few blocks that run again as have room; None where that came out before.
+        """The candidate, or the one with as few blocks that run again as have room; None if that came out before.
 
         The candidate takes its own place in the order then.
         """
@@ -222,7 +222,7 @@ class Enumeration:
         return None if quickest is None else self._with_fewer(quickest) or quickest
 
     def _was_slower(self, candidate: Candidate) -> bool:
-        """True where an earlier search, with something else fixed, found a candidate far slower than the best is
+        """True if an earlier search, with something else fixed, found a candidate far slower than the best is
         now.
         """
         state = self._state
@@ -235,7 +235,7 @@ class Enumeration:
     def plan_cheapest(self) -> None:
         """Plan the layouts that sum to the least on all ranks, and vocabularies split: no candidate says them.
 
-        With nothing else. Where a pipeline is the best, its stages have few layouts, and moves from it lead there by
+        With nothing else. If a pipeline is the best, its stages have few layouts, and moves from it lead there by
         many steps only.
         """
         state, candidate = self._state, Candidate(len(self._facts.ranks))
@@ -271,7 +271,7 @@ class Enumeration:
             state.tell()
 
     def _is_quickly_planned(self, candidate: Candidate, plans: int) -> bool:
-        """True where so many plans of its layouts end in this part of the time, as far as is known."""
+        """True if so many plans of its layouts end in this part of the time, as far as is known."""
         state = self._state
         if self._facts.small is not None:
             may_fit = state.lower_bounds.may_fit(CandidateTable.of([candidate]))[0]

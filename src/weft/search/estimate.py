@@ -131,7 +131,7 @@ def _beside(table: CandidateTable, bounds: LowerBounds) -> Floats:
     cut = s * np.where(table.laid("data"), 1, table.tensor)
     narrow = facts.parameters * facts.narrowed
     whole = np.where((table.zero == 1) | (table.zero == 2), narrow * (1 - 1 / table.data), 0.0)
-    # Sums of several micro-batches are there as long as these are; those of one stand in what is kept.
+    # Sums of several micro-batches are there as long as these are; those of one are in what is kept.
     summed = np.where(m > 1, facts.trained / np.where(table.zero < 2, 1, table.data), 0.0)
     ahead = np.minimum(AHEAD * (2 * table.turns - 1) * s / count, 1) * narrow
     gathered = np.where((table.zero == 3) & (s > 1), ahead, 0.0)
@@ -154,7 +154,7 @@ class _Measured(NamedTuple):
         seconds: times as long as the roofline.
         memory: times as many bytes beside states.
         most: bytes that candidates like it hold at most over their roofline.
-        planned: true where it was planned whole, false for a look by small steps.
+        planned: true if it was planned whole, false for a look by small steps.
     """
 
     traits: Ints
@@ -167,7 +167,7 @@ class _Measured(NamedTuple):
 
 @final
 class _Corrected:
-    """Rooflines of candidates, times what the nearest that was measured took over its own; of equals the latest
+    """Rooflines of candidates, times what the nearest that was measured took over its own; among equals the latest
     counts.
     """
 
@@ -328,7 +328,7 @@ class Estimates:
         times = float(seconds[0]) / max(float(rough.seconds[0]), 1e-30)
         held = max(float(memory[0] - rough.states[0]), 1.0)
         beside = max(float(rough.beside[0]), 1.0)
-        # Where only the batch is cut, activations are those of one device. Other memory, such as gathered weights and
+        # If only the batch is cut, activations are those of one device. Other memory, such as gathered weights and
         # whole gradients, is the same for more samples.
         as_alone = candidate.layouts == "data" and candidate.stages == 1
         most = max(held - beside, 0.0) if as_alone else inf
@@ -345,7 +345,7 @@ class Estimates:
                 self.learn(flat, answer, planned=False)
 
     def probed(self, candidate: Candidate) -> bool:
-        """True where nothing has to be planned for a candidate's estimates."""
+        """True if nothing has to be planned for a candidate's estimates."""
         return candidate in self.learned.candidates or all(
             one in self.looks for one in self._needed(candidate)
         )
@@ -422,7 +422,7 @@ class Estimates:
         return _with_blocks(candidate, min(fewest, self.blocks))
 
     def seconds_of_plan(self, candidate: Candidate) -> float:
-        """Seconds in which a candidate would be planned and simulated, about; 0 where no look says it."""
+        """Seconds in which a candidate would be planned and simulated, about; 0 if no look says it."""
         flat = self._needed(candidate)[-1]
         times = COMPUTED if candidate.stages > 1 and not candidate.schedule else 1.0
         look = self.looks.get(flat)
@@ -432,7 +432,7 @@ class Estimates:
         )
 
     def seconds_of_probe(self, candidate: Candidate) -> float:
-        """Seconds in which a candidate would be looked at, about; 0 where it was, or where nothing says it."""
+        """Seconds in which a candidate would be looked at, about; 0 if it was, or where nothing says it."""
         if self.probed(candidate) or not self.blocks:
             return 0.0
         return (FEW + MORE) / self.blocks * self._seconds_alike(candidate)

@@ -88,7 +88,7 @@ class Evaluator:
         return {key: each for key, each in self._longer.items() if key not in self._known}
 
     def knows(self, strategy: Strategy, most: Seconds = UNBOUNDED) -> bool:
-        """True where nothing has to be planned to say what a strategy takes, up to so many seconds."""
+        """True if nothing has to be planned to say what a strategy takes, up to so many seconds."""
         key = key_of(strategy)
         return key in self._known or (key in self._longer and self._longer[key].seconds > most)
 
@@ -100,7 +100,7 @@ class Evaluator:
         """Have a strategy planned by another process that has time, for it will be asked for.
 
         Returns:
-            False where none has.
+            False if none has.
         """
         if not self.planners.has_time():
             return False

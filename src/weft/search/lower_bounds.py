@@ -97,7 +97,7 @@ class Exchanges:
 
     @cached_property
     def _are_cut_otherwise(self) -> bool:
-        """True where the user says how some of the layers lie that candidates cut, or what is around them."""
+        """True if the user says how some of the layers are laid out that candidates cut, or what is around them."""
         weights = (f"{module}.weight" for module in self.facts.linears.cuts)
         base = self.facts.base.parameters
         return self.facts.guided or any(first_match(base, each) is not None for each in weights)
@@ -136,7 +136,7 @@ class Exchanges:
         if parts == 1:
             return 0.0
         moved = size * (parts - 1) // parts * (2 if collective == "all_reduce" else 1)
-        # Neighbours of a group are as far apart as the other axis is long, where that lies inside.
+        # Neighbours of a group are as far apart as the other axis is long, where that is inside.
         other = candidate.tensor if along_data else candidate.data
         apart = other if along_data != candidate.outer else 1
         where = parts, apart, candidate.ranks
@@ -190,7 +190,7 @@ class LowerBounds:
 
     Attributes:
         facts: of the step.
-        limit: bytes of memory of a device, with what it reserves; None where that is not known.
+        limit: bytes of memory of a device, with what it reserves; None if that is not known.
     """
 
     facts: StepFacts
@@ -212,7 +212,7 @@ class LowerBounds:
 
     @cached_property
     def exact(self) -> bool:
-        """True where pieces of calls are known to be no faster than their part of the whole."""
+        """True if pieces of calls are known to be no faster than their part of the whole."""
         return isinstance(self._costs, TopologyCosts | DefaultDevice)
 
     def least(self, table: CandidateTable) -> Floats:
@@ -270,7 +270,7 @@ class LowerBounds:
 
     @cached_property
     def is_tight(self) -> bool:
-        """True where data parallel on all ranks may lack room, by what one device keeps for the backward."""
+        """True if data parallel on all ranks may lack room, by what one device keeps for the backward."""
         if self.limit is None:
             return False
         ranks = len(self.facts.ranks)

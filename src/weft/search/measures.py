@@ -21,7 +21,7 @@ class Measures:
 
     Attributes:
         seconds: of a step.
-        memory: bytes that the rank with the least room takes, with what its device reserves. Where ranks have unlike
+        memory: bytes that the rank with the least room takes, with what its device reserves. If ranks have unlike
             limits, at most the least of these if all have room, and as many more as the one without room lacks.
         exposed: seconds in which compute queues wait for exchanges, the mean of all ranks.
         idle: seconds in which they neither work nor wait for exchanges.

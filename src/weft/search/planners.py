@@ -102,7 +102,7 @@ class Planners:
             self._every = [_Planner() for _ in range(self._count)]
 
     def has_time(self) -> bool:
-        """True where one has nothing to do."""
+        """True if one has nothing to do."""
         return any(each.is_idle() for each in self._collected())
 
     def ask(
@@ -128,7 +128,7 @@ class Planners:
             free.ask(asked, self._setups[name], _pickled(PlannerQuestion(name, strategy, most)))
 
     def taken(self, name: StepName, key: str) -> PlannedAhead | None:
-        """The measures of a strategy, once it is planned; None where it was not asked for."""
+        """The measures of a strategy, once it is planned; None if it was not asked for."""
         asked = name, key
         for each in self._every:
             if each.question == asked:
@@ -150,7 +150,7 @@ class Planners:
 
 @final
 class _Planner:
-    """One process. Where it ends before its time, it has never time again."""
+    """One process. If it ends before its time, it has never time again."""
 
     def __init__(self) -> None:
         self.question: _Key | None = None
@@ -182,7 +182,7 @@ class _Planner:
             return
 
     def answer(self) -> PlannedAhead | None:
-        """Waits for it; None where the process has ended."""
+        """Waits for it; None if the process has ended."""
         self.question = None
         try:
             found = self._own.recv()

@@ -48,7 +48,7 @@ class SearchRecord:
     learned: Learned = field(repr=False)
 
     def is_of(self, step: StoredStep, machine: Machine) -> bool:
-        """True where it was made of this step on this machine."""
+        """True if it was made of this step on this machine."""
         return (self.step, self.machine) == (step.fingerprint, machine.fingerprint)
 
     def learned_of(self, step: StoredStep, machine: Machine, fixed: Strategy) -> Learned:
@@ -206,7 +206,7 @@ class Probe(NamedTuple):
     """A look at a candidate by plans of few blocks.
 
     Attributes:
-        answer: what the whole takes, about, or why it cannot be planned; None where the step is too small to look at.
+        answer: what the whole takes, about, or why it cannot be planned; None if the step is too small to look at.
         seconds: in which the whole would be planned, about.
     """
 
@@ -232,6 +232,6 @@ class Learned:
     looks: Mapping[Candidate, Probe] = field(default_factory=dict)
 
     def was_slower(self, candidate: Candidate, seconds: float) -> bool:
-        """True where a candidate took longer than that."""
+        """True if a candidate took longer than that."""
         found = self.candidates.get(candidate)
         return isinstance(found, Measures) and found.seconds > seconds

@@ -29,10 +29,10 @@ class Tried:
         name: of the strategy, in words.
         strategy: as it was planned.
         outcome: what came of it.
-        seconds: of a step; None where it was refused.
-        memory: bytes on the rank with the least room, with what its device reserves; None where it was refused.
+        seconds: of a step; None if it was refused.
+        memory: bytes on the rank with the least room, with what its device reserves; None if it was refused.
         why: the term that loses, or why it was refused.
-        by_hand: true where people write such strategies without a search.
+        by_hand: true if people write such strategies without a search.
     """
 
     name: str
@@ -60,7 +60,7 @@ class SearchResult:
     Attributes:
         best: the strategy; `grid` says on how many ranks along each axis.
         simulation: of it, as `weft.simulate` gives it.
-        bound: seconds that each strategy of the space takes at least; 0 where that is not known.
+        bound: seconds that each strategy of the space takes at least; 0 if that is not known.
         tried: the strategies that were planned, the fastest that fit first.
         skipped: numbers of strategies that were not planned, by reason; and of moves that were refused, by the most
             frequent reasons.
@@ -150,7 +150,7 @@ class PlannedStrategy(NamedTuple):
         name: of it, in words.
         strategy: as it was planned.
         answer: its measures, or why it was refused.
-        by_hand: true where people write such strategies without a search.
+        by_hand: true if people write such strategies without a search.
     """
 
     name: str
@@ -172,7 +172,7 @@ def not_searched(statistics: bool) -> tuple[str, ...]:
     """Dimensions that the space has not, in words.
 
     Args:
-        statistics: true where the step takes statistics over samples.
+        statistics: true if the step takes statistics over samples.
     """
     return (*_NOT_SEARCHED, _OF_EACH) if statistics else _NOT_SEARCHED
 
@@ -268,7 +268,7 @@ def worth_running(
         tried: strategies that were planned, the fastest that fit first, as a result of a search has them.
         count: how many are returned at most, from 1.
         fixed: entries that hold for every strategy.
-        fits: true where a strategy that was not tried can be planned and has room; it is behind the others.
+        fits: true if a strategy that was not tried can be planned and has room; it is behind the others.
         split: says of a strategy which parameters it splits.
     """
     fit = _unlike(
@@ -294,7 +294,7 @@ def worth_running(
 
 
 def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
-    """The layouts of the fastest without stages, and no more than them and what is fixed; None where it is so already.
+    """The layouts of the fastest without stages, and no more than them and what is fixed; None if it is so already.
 
     Simulations are least sure of overheads: of parts of a step, of gathers, of recompute.
     """

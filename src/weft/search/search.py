@@ -70,7 +70,7 @@ def search(
         memory_limit: bytes of a device that a rank may take, with what the device reserves; by default what it has.
         seed: of what is drawn.
         moves: how many strategies are planned at most, in place of seconds.
-        every_rank: true where all devices must take part; by default fewer may, where that is faster.
+        every_rank: true if all devices must take part; by default fewer may, where that is faster.
         planners: processes that plan ahead, beside this one; by default one for each further core, 7 at most. They
             change how long a search takes, and with `seconds` how far it gets.
         told: is given the search so far, after each strategy: `best`, None until one fits, `bound` and `planned`.

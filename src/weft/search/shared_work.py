@@ -93,7 +93,7 @@ class SharedWork:
 
     @cached_property
     def outside(self) -> float:
-        """The part of the calls' seconds that is in no block, on the first device; 0 where that is not known."""
+        """The part of the calls' seconds that is in no block, on the first device; 0 if that is not known."""
         if len(self.facts.calls) == 1:
             return 0.0
         few, more = (self._work_of(self.facts.ranks[0], calls).calls for calls in self.facts.calls)

@@ -35,8 +35,8 @@ def candidates(facts: StepFacts, every_rank: bool, idle: bool) -> CandidateTable
 
     Args:
         facts: of the step.
-        every_rank: true where all ranks must take part.
-        idle: true where ranks along the data axis may be without a sample.
+        every_rank: true if all ranks must take part.
+        idle: true if ranks along the data axis may be without a sample.
     """
     found = [part for ranks in _ranks(facts, every_rank) for part in _of_ranks(facts, ranks, idle)]
     return CandidateTable(np.concatenate(found)) if found else CandidateTable.of(())
@@ -156,12 +156,12 @@ def _powers(most: int) -> list[int]:
 
 
 def is_planned_as_is(base: Strategy) -> bool:
-    """True where stages are fixed with their modules and ranks: what else there is, is planned as it stands."""
+    """True if stages are fixed with their modules and ranks: what else there is, is planned as it stands."""
     return isinstance(base.stages, tuple) and bool(base.stages)
 
 
 def fits(candidate: Candidate, base: Strategy) -> bool:
-    """True where a candidate has the stages, micro-batches, schedule, shards, recompute and grid that were fixed.
+    """True if a candidate has the stages, micro-batches, schedule, shards, recompute and grid that were fixed.
 
     Raises:
         StrategyError: when something is fixed that no candidate can have.
@@ -215,7 +215,7 @@ def space_of(facts: StepFacts, every_rank: bool) -> CandidateTable:
 
     Args:
         facts: of the step.
-        every_rank: true where all ranks must take part.
+        every_rank: true if all ranks must take part.
 
     Raises:
         UserError: there is none.

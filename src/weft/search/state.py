@@ -34,7 +34,7 @@ NO_ROOM = "take more memory than there is, whatever their plans"
 NOT_QUICKER = "no quicker than the best, whatever their plans"
 # Summing up layouts takes this part of a plan's seconds, about.
 ADDED_UP = 0.5
-# So many of the reasons for which moves were refused stand in the result, the most frequent ones.
+# So many of the reasons for which moves were refused are in the result, the most frequent ones.
 _REASONS = 3
 
 
@@ -118,13 +118,13 @@ class SearchState:
 
     @property
     def best(self) -> tuple[str, Strategy, Measures] | None:
-        """The fastest that fits: its name, itself, and what it takes; None where none was found yet."""
+        """The fastest that fits: its name, itself, and what it takes; None if none was found yet."""
         best = self.log.best
         return None if best is None else (best.name, best.strategy, best.measures)
 
     @property
     def bound(self) -> Seconds:
-        """Seconds that any strategy of the space takes at least; 0 where nothing is known."""
+        """Seconds that any strategy of the space takes at least; 0 if nothing is known."""
         return self.log.bound
 
     # What there is time for.
@@ -140,7 +140,7 @@ class SearchState:
             self.until = before
 
     def affords(self) -> bool:
-        """True where one more strategy may be planned: it may take as long as the longest of the last three.
+        """True if one more strategy may be planned: it may take as long as the longest of the last three.
 
         While nothing fits, their times do not matter.
         """
@@ -151,22 +151,22 @@ class SearchState:
         )
 
     def must_plan(self) -> bool:
-        """True where one more candidate is planned in any case: nothing fits so far, and few were planned."""
+        """True if one more candidate is planned in any case: nothing fits so far, and few were planned."""
         return self.log.best is None and len(self.candidates) < FAILED
 
     def in_time(self, candidate: Candidate) -> bool:
-        """True where there should be time to plan a candidate."""
+        """True if there should be time to plan a candidate."""
         if candidate in self.learned.candidates and self.evaluator.knows(self.strategy(candidate)):
             return True
         soon = self.estimates.seconds_of_plan(candidate)
         return self.budget.has(soon + self._seconds_at_end(soon))
 
     def may_probe(self) -> bool:
-        """True where small steps of one more candidate may be planned: some of the time is for whole ones."""
+        """True if small steps of one more candidate may be planned: some of the time is for whole ones."""
         return self.affords() and (self.planned > 0 or self.budget.part() < self.until / 2)
 
     def probes_in_time(self, candidate: Candidate) -> bool:
-        """True where there should be time to look at a candidate: those of many micro-batches take longer than
+        """True if there should be time to look at a candidate: those of many micro-batches take longer than
         others.
         """
         return self.budget.has(self.estimates.seconds_of_probe(candidate))
@@ -225,7 +225,7 @@ class SearchState:
         return best.whole
 
     def additive(self, best: Best) -> AdditivePart | None:
-        """The additive part of the best; None where it cannot be said, or time does not suffice."""
+        """The additive part of the best; None if it cannot be said, or time does not suffice."""
         key = key_of(best.strategy)
         if key not in self._additive:
             if not self.budget.has(ADDED_UP * self.evaluator.took(best.strategy)):
@@ -262,7 +262,7 @@ class Best:
         name: in words.
         strategy: as it was planned.
         measures: what it takes.
-        whole: all that its plan says; None where another process, or an earlier search, has planned it.
+        whole: all that its plan says; None if another process, or an earlier search, has planned it.
     """
 
     name: str
@@ -277,15 +277,15 @@ class SearchLog:
 
     Args:
         evaluator: plans and simulates.
-        limit: bytes of memory; None where it is not known.
+        limit: bytes of memory; None if it is not known.
 
     Attributes:
         tried: what was planned, by the key of each strategy, but for moves that did not become the best.
-        best: of it; None where nothing fits.
-        least: seconds that any strategy of the space takes at least; 0 where that is not known.
+        best: of it; None if nothing fits.
+        least: seconds that any strategy of the space takes at least; 0 if that is not known.
         course: all that was looked at, in its order.
         refused: how many moves were refused, by the reason.
-        locality: knowledge of moves from the best, in words; "" where there is none. It counts until another one is
+        locality: knowledge of moves from the best, in words; "" if there is none. It counts until another one is
             the best.
     """
 
@@ -318,7 +318,7 @@ class SearchLog:
 
     @property
     def bound(self) -> Seconds:
-        """Seconds that any strategy of the space takes at least; 0 where nothing is known."""
+        """Seconds that any strategy of the space takes at least; 0 if nothing is known."""
         return min(self.least, self.quickest)
 
     @property
@@ -327,7 +327,7 @@ class SearchLog:
         return max(self._took[-3:], default=0.0)
 
     def fits(self, found: Answer | TooSlow) -> TypeGuard[Measures]:
-        """True where a strategy can be planned, is known whole, and takes no more memory than the limit."""
+        """True if a strategy can be planned, is known whole, and takes no more memory than the limit."""
         return isinstance(found, Measures) and (self._limit is None or found.memory <= self._limit)
 
     def plan(self, name: str, strategy: Strategy, by_hand: bool = False) -> Answer:
@@ -389,7 +389,7 @@ class SearchLog:
 
     @contextmanager
     def in_chain(self, name: str) -> Iterator[None]:
-        """Have the body stand in the course of the search under a name of its own, such as "descent 2"."""
+        """Have the body are in the course of the search under a name of its own, such as "descent 2"."""
         before, self._begun = self._chain, self._begun + 1
         self._chain = f"{name} {self._begun}"
         try:

@@ -35,7 +35,7 @@ class WhyNot:
         known: how its figures are known.
         seconds: of a step.
         memory: bytes on the rank with the least room, with what its device reserves.
-        why: the term that loses against the best; "" where none does.
+        why: the term that loses against the best; "" if none does.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Sources:
         estimated: gives the measures of a candidate that was looked at; None for others.
         least: seconds that candidates take at least.
         held: bytes that candidates take at least.
-        limit: bytes of memory; None where it is not known.
+        limit: bytes of memory; None if it is not known.
     """
 
     simulated: Mapping[Candidate, Measures | Unplannable]
@@ -130,8 +130,8 @@ class Probed:
     Attributes:
         after: seconds since the search began.
         chain: in which part of it: "points", or a descent or a chain of moves with its number.
-        seconds: of a step; None where the strategy was refused, has no room, or takes longer than was asked.
-        best: of a step with the best strategy so far; None where nothing fits yet.
+        seconds: of a step; None if the strategy was refused, has no room, or takes longer than was asked.
+        best: of a step with the best strategy so far; None if nothing fits yet.
         bound: that any strategy takes at least, as far as was known.
     """
 
@@ -143,7 +143,7 @@ class Probed:
 
 
 def too_much(memory: Bytes, limit: int | None) -> str:
-    """Memory that is lacking, in words; "" where it suffices."""
+    """Memory that is lacking, in words; "" if it suffices."""
     fits = limit is None or memory <= limit
     return "" if fits else f"{(memory - (limit or 0)) / 1e9:.2f} GB too much"
 
@@ -160,7 +160,7 @@ def loses_by(found: Measures, best: Measures) -> str:
 
 
 def split_parameters(graph: LogicalGraph, strategy: Strategy) -> frozenset[tuple[str, int]]:
-    """The families of parameters that a strategy splits by name, and the dimensions; () where all are whole.
+    """The families of parameters that a strategy splits by name, and the dimensions; () if all are whole.
 
     For layers that are neither vocabularies nor experts the dimension does not matter: 0.
     """

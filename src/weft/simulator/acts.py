@@ -276,7 +276,7 @@ def part_name(part: Part) -> str:
 
 
 def _given_kind(kind: str, given: Mapping[str, Seconds]) -> str:
-    """Under which name the seconds of a kind of work are given; empty where they are not.
+    """Under which name the seconds of a kind of work are given; empty if they are not.
 
     Where gradients of weights have no seconds of their own, they are part of the backward.
     """

@@ -92,7 +92,7 @@ class _Clock:
         starts, ends: of each task, so far.
         coming: a heap of (end, task) of those that run; where speeds change, only those count whose end is in `ends`.
         begun, order: the tasks that have begun, and those that have ended, one after the other.
-        speeds: of those that run; None where all are as fast as alone.
+        speeds: of those that run; None if all are as fast as alone.
     """
 
     def __init__(self, tasks: Tasks) -> None:
@@ -194,7 +194,7 @@ class _Speeds:
         sharing, uses: as of `run`.
 
     Attributes:
-        changing: for each task, true where its speed, or that of others beside it, may change.
+        changing: for each task, true if its speed, or that of others beside it, may change.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class _Speeds:
             self._changed.add(use)
 
     def ended(self, task: int, now: Seconds) -> bool:
-        """Note that such a task ends; False where it does not end now, since its speed has changed, or has ended."""
+        """Note that such a task ends; False if it does not end now, since its speed has changed, or has ended."""
         if self._ends[task] != now or self._finished[task]:
             return False
         self._finished[task] = True
@@ -349,7 +349,7 @@ def simulate_step(
     Args:
         plans: of all ranks that share a communicator.
         seconds: for each rank, how long an act of each of its actors takes.
-        fixed: true where communicators keep the orders of the plans.
+        fixed: true if communicators keep the orders of the plans.
 
     Raises:
         InternalError: when the step gets stuck; the message names the acts that wait for each

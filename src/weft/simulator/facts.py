@@ -39,7 +39,7 @@ class MemoryUse:
         rank: which.
         planned: bytes of tensors when it holds most, as its plan says.
         reserve: bytes that its device takes beyond.
-        capacity: bytes that the device has; None where that is not known.
+        capacity: bytes that the device has; None if that is not known.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class MemoryUse:
 
     @property
     def fits(self) -> bool | None:
-        """True where the device has as much; None where that is not known."""
+        """True if the device has as much; None if that is not known."""
         return None if self.capacity is None else self.total <= self.capacity
 
 
@@ -91,7 +91,7 @@ class LargestCost:
         where: the user's line, and the module with a star for the number of a block.
         seconds: in a step, all blocks together.
         times: so often.
-        estimated: true where a figure for it was missing.
+        estimated: true if a figure for it was missing.
     """
 
     what: str

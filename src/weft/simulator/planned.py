@@ -44,8 +44,8 @@ class PlannedStep:
         peaks: bytes that ranks with a plan hold when they hold most.
         work: floating-point operations of the model's step, nothing recomputed; None to count those
             of `graph`.
-        samples: of a step; 0 where that is not known.
-        tokens: of a step; 0 where its samples are no sequences of tokens.
+        samples: of a step; 0 if that is not known.
+        tokens: of a step; 0 if its samples are no sequences of tokens.
     """
 
     graph: LogicalGraph
@@ -235,7 +235,7 @@ class _Step(NamedTuple):
     dtype: str
 
     def has(self, node: Exchange, rank: int) -> bool:
-        """True where a node is a rank's part in this step."""
+        """True if a node is a rank's part in this step."""
         if not isinstance(node, Transfer):
             return False
         value = node.input if node.input is not None else node.output

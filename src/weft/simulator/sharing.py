@@ -74,7 +74,7 @@ class LinkSharing:
 
     @property
     def any(self) -> bool:
-        """True where some of them may share a link."""
+        """True if some of them may share a link."""
         return any(self.needs)
 
     @cached_property

@@ -131,7 +131,7 @@ class SteadySteps:
 
     @property
     def steady(self) -> bool:
-        """True where the last step took as long as the one before, which was not the first."""
+        """True if the last step took as long as the one before, which was not the first."""
         return len(self.ends) > 2 and self._periods[-1] == self._periods[-2]
 
     @property

@@ -19,16 +19,16 @@ class Simulation:
     Attributes:
         step_seconds: seconds of a step when steps follow one another as fast as they can.
         first_seconds: seconds of the first step.
-        steady: true where the last steps that were simulated took equally long.
-        interval: 5th and 95th percentile of `step_seconds`, from how much costs vary; None where
+        steady: true if the last steps that were simulated took equally long.
+        interval: 5th and 95th percentile of `step_seconds`, from how much costs vary; None if
             that is not known.
         devices: how many ranks there are.
         device: the names of their kinds.
         flops: operations of a step of the model, nothing recomputed.
-        peak_flops: operations a second of all devices at their best; None where that is not known.
-        samples, tokens: of a step; 0 where that is not known.
+        peak_flops: operations a second of all devices at their best; None if that is not known.
+        samples, tokens: of a step; 0 if that is not known.
         sent_bytes: what ranks send to one another in a step, over all ranks.
-        memory: of the fullest rank; None where no peak is known.
+        memory: of the fullest rank; None if no peak is known.
         ranks: the times of those that stand for all.
         costs: the largest, of the rank that computes longest.
         path: the critical path of the last step.
@@ -56,19 +56,19 @@ class Simulation:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples a second, of all ranks; 0 where their number is not known."""
+        """Samples a second, of all ranks; 0 if their number is not known."""
         return self.samples / self.step_seconds if self.step_seconds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens a second, of all ranks; 0 where there are none."""
+        """Tokens a second, of all ranks; 0 if there are none."""
         return self.tokens / self.step_seconds if self.step_seconds else 0.0
 
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilisation: the model's operations a second over those that the devices could do.
 
-        Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B. None where no peak is known.
+        Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B. None if no peak is known.
         """
         if not self.peak_flops or not self.step_seconds:
             return None

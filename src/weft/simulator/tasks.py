@@ -50,7 +50,7 @@ class Lane(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Tasks:
-    """The tasks of some steps, by number; those of a step stand behind those of the step before.
+    """The tasks of some steps, by number; those of a step are behind those of the step before.
 
     Attributes:
         members: the acts of each task: one, or one on each rank of a communication; none for the
@@ -122,7 +122,7 @@ def step_tasks(
         seconds: for each rank, how long an act of each of its actors takes.
         ahead: how many steps a rank has begun at a time: the next one begins when the first of
             these has ended on the rank.
-        ordered: true where communicators keep the orders of the plans; otherwise they take what may begin.
+        ordered: true if communicators keep the orders of the plans; otherwise they take what may begin.
 
     Raises:
         InternalError: when a communicator with micro-batches has no order, or its ranks do not meet equally often.
@@ -235,7 +235,7 @@ def repeated(one: StepTasks, steps: int) -> Tasks:
 
 
 def _needs(one: StepTasks, begun: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The needs of the tasks of all steps, by number; the first steps lack what would stand before the first one.
+    """The needs of the tasks of all steps, by number; the first steps lack what would be before the first one.
 
     Args:
         one: those of any step.

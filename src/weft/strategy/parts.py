@@ -86,25 +86,25 @@ def zero_rules(zero: Zeros | ZeroRules | None) -> ZeroRules:
 
 
 def zero_of(rules: ZeroRules, key: str) -> Zero | None:
-    """The `Zero` of a parameter, by the first pattern that matches its name; None where it stays whole."""
+    """The `Zero` of a parameter, by the first pattern that matches its name; None if it stays whole."""
     given = dict(rules)
     chosen = first_match(given, key)
     return given[chosen] if chosen is not None else None
 
 
 def level_of(rules: ZeroRules, key: str) -> int:
-    """The level of a parameter; 0 where it stays whole."""
+    """The level of a parameter; 0 if it stays whole."""
     found = zero_of(rules, key)
     return found.level if found is not None else 0
 
 
 def highest_level(zero: Zeros | ZeroRules | None) -> int:
-    """The highest level of any pattern; 0 where nothing is sharded."""
+    """The highest level of any pattern; 0 if nothing is sharded."""
     return max((each.level for _, each in zero_rules(zero) if each is not None), default=0)
 
 
 def zero_axis(zero: Zeros | ZeroRules | None) -> int | None:
-    """The axis of the shards; None where nothing is sharded."""
+    """The axis of the shards; None if nothing is sharded."""
     return next((each.axis for _, each in zero_rules(zero) if each is not None), None)
 
 

@@ -29,7 +29,7 @@ class Strategy:
     """Name patterns and the layouts that they fix, stages, time and memory. The rest is deduced.
 
     Patterns (`*`, `?`, `[0-3]`; docs/patterns.md) are compared with whole names: those of tensors,
-    of which the first that matches counts, or paths of modules, which stand for what lies below as
+    of which the first that matches counts, or paths of modules, which stand for what is below as
     well, except in `activations`. One SBP stands for every axis of the placement; a tuple gives one
     SBP for each axis.
 
@@ -53,7 +53,7 @@ class Strategy:
         recompute: patterns of modules whose forward runs once more in the backward.
         offload: patterns of modules whose results wait in host memory for the backward.
         precision: "bf16" or "fp16" for a forward under autocast, or a `weft.Precision` that says in
-            which dtypes gradients and parameters travel and are kept as well; None for the model's
+            which dtypes gradients and parameters are sent and are kept as well; None for the model's
             own.
         clip_norm: the largest norm of all gradients together.
         memory_limit: bytes of memory on each rank.
@@ -65,7 +65,7 @@ class Strategy:
             the op's first result in the graph, such as {"mm_3": "S(0), B -> S(0)"}: operands, then
             results; one for all axes or one for each.
         grid: the number of ranks along each axis of the placement that the strategy is for, such as
-            (16, 8); () where it does not say.
+            (16, 8); () if it does not say.
     """
 
     batch: Mapping[str, SBPs] = field(default_factory=dict)
@@ -263,7 +263,7 @@ def context_parallel(
 
     Args:
         sequence: the dimension of positions in the entries of the batch.
-        data: true where the placement's first axis splits the batch; the sequence then is split along
+        data: true if the placement's first axis splits the batch; the sequence then is split along
             the second.
         columns: as in `tensor_parallel`, along one more axis, the last.
         rows: as in `tensor_parallel`.

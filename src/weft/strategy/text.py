@@ -1,4 +1,4 @@
-"""The fields of a strategy: checked as users give them, and as plain data, which stands in YAML files."""
+"""The fields of a strategy: checked as users give them, and as plain data, which is in YAML files."""
 
 from __future__ import annotations
 

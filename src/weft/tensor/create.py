@@ -57,7 +57,7 @@ def tensor(
     with refused("weft.tensor takes a tensor or nested lists of numbers", data):
         whole = torch.as_tensor(data, dtype=dtype).detach().resolve_conj().resolve_neg()
     if whole.is_meta or whole.layout != torch.strided:
-        raise wrong("weft.tensor: data", "values that lie dense in memory", data)
+        raise wrong("weft.tensor: data", "values that are dense in memory", data)
     check_gradient(requires_grad, whole.dtype, "weft.tensor")
     layout = layout_for(placement, sbp, whole.shape, "weft.tensor")
     mesh = mesh_of(placement)

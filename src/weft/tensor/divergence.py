@@ -44,7 +44,7 @@ class _Ops:
 _ops: WeakKeyDictionary[Channel, _Ops] = WeakKeyDictionary()
 _ops_of: WeakKeyDictionary[Mesh, tuple[_Ops, ...]] = WeakKeyDictionary()
 
-# A checksum of what was written into live tensors, by the ranks of the placement that they lie on.
+# A checksum of what was written into live tensors, by the ranks of the placement that they are on.
 _written: dict[frozenset[int], int] = {}
 
 # By tensor, of which version.

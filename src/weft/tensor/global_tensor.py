@@ -1,4 +1,4 @@
-"""GlobalTensor: one whole tensor that lies on the ranks of a placement, computed with eagerly."""
+"""GlobalTensor: one whole tensor that is on the ranks of a placement, computed with eagerly."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from weft.tensor.spec import Spec, contiguous, layout_for
 
 @final
 class GlobalTensor(Tensor):
-    """A tensor of the whole shape whose data lies on the ranks of a placement, as its layout says.
+    """A tensor of the whole shape whose data is on the ranks of a placement, as its layout says.
 
-    It computes like any tensor: ops choose how their results lie by the same rules as
-    `weft.compile`, operands that lie otherwise are boxed. Made by `weft.tensor`, `weft.randn`,
+    It computes like any tensor: ops choose how their results are laid out by the same rules as
+    `weft.compile`, operands that are laid out otherwise are boxed. Made by `weft.tensor`, `weft.randn`,
     `weft.from_local`, …
 
     Attributes:
@@ -73,7 +73,7 @@ class GlobalTensor(Tensor):
 
     @property
     def placement(self) -> Placement:
-        """The grid of ranks that it lies on."""
+        """The grid of ranks that it is on."""
         return self.spec.layout.placement
 
     @property
@@ -132,7 +132,7 @@ class GlobalTensor(Tensor):
     def full(self) -> Tensor:
         """A plain copy of the whole tensor; differentiable. Every process of the placement must call it.
 
-        If the model's stages lie on several placements, every process of the job must call it; all get the result.
+        If the model's stages are on several placements, every process of the job must call it; all get the result.
 
         Raises:
             UserError: when this process has no rank of the placement.

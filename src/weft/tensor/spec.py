@@ -24,7 +24,7 @@ from weft.runtime.world.world import LocalWorld, World
 @final
 @dataclass(frozen=True, eq=False)
 class Spec:
-    """Shape, strides and dtype of the whole tensor, and where it lies; compared by identity."""
+    """Shape, strides and dtype of the whole tensor, and where it is; compared by identity."""
 
     mesh: Mesh
     layout: Layout
@@ -127,7 +127,7 @@ class Mesh:
 
     @property
     def in_process(self) -> bool:
-        """True where all ranks of the placement live in this process, so that nothing has to be sent."""
+        """True if all ranks of the placement live in this process, so that nothing has to be sent."""
         return len(self.ranks) == len(self.placement.ranks)
 
     def at(self, placement: Placement) -> Mesh:
@@ -135,7 +135,7 @@ class Mesh:
         return mesh_of(placement, self.family if placement in self.family else frozenset())
 
     def same_job(self, other: Mesh) -> bool:
-        """True where the ranks of both are the same processes; all local worlds live in this one."""
+        """True if the ranks of both are the same processes; all local worlds live in this one."""
         return _job(self.world) is _job(other.world)
 
     def device_of(self, rank: int) -> torch.device:
@@ -149,7 +149,7 @@ _channels: WeakKeyDictionary[World, dict[tuple[int, ...], Channel | None]] = Wea
 # the world they were made in.
 _meshes: dict[tuple[World | None, Placement, frozenset[Placement]], Mesh] = {}
 
-# True where there are meshes with a family: few programs have them, and every op asks.
+# True if there are meshes with a family: few programs have them, and every op asks.
 families = False
 
 

@@ -19,7 +19,7 @@ from weft.traces.rows import Kind, RankTrace, Slice
 
 Event: TypeAlias = "dict[str, Any]"
 
-# The category of waits for batches, which lie between steps.
+# The category of waits for batches, which are between steps.
 DATA = "data"
 
 

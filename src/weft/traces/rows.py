@@ -82,7 +82,7 @@ class RankTrace:
         queues: its queues, with the ranks of the communicators; from the first row to the last.
         steps: those recorded.
         slices: acts and waits, ordered by queue and time. Slices of one queue do not overlap, except a
-            communication's wait, which lies inside its slice.
+            communication's wait, which is inside its slice.
         arrows: what passed between its queues.
         levels: what it held, as its plan says of the order in which the acts ran.
         data: the waits for the batches of steps, each before its step.
@@ -230,7 +230,7 @@ def _union(intervals: Iterable[tuple[int, int]]) -> Intervals:
 
 
 def _without(intervals: Intervals, holes: Sequence[tuple[int, int]]) -> Intervals:
-    """The parts of the intervals that lie outside of the holes; both in order."""
+    """The parts of the intervals that are outside of the holes; both in order."""
     left: Intervals = []
     place = 0
     for first, last in intervals:

@@ -53,19 +53,19 @@ WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_views_of_which_elements_overlap(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    with pytest.raises(CaptureError, match=r"view\(h\)\.add_[\s\S]*several elements lie at one"):
+    with pytest.raises(CaptureError, match=r"view\(h\)\.add_[\s\S]*several elements are at one"):
         captured(lambda h: view(h).add_(1))
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_ways_to_write(write: Callable[[torch.Tensor], Any]) -> None:
-    with pytest.raises(CaptureError, match=r"several elements lie at one place in memory"):
+    with pytest.raises(CaptureError, match=r"several elements are at one place in memory"):
         captured(lambda h: write(h[:1].expand(6, 8)))
 
 
 def test_a_batch_of_another_shape() -> None:
     first = captured(lambda h: h[:1].expand(len(h), 8).add_(1), rows=1)
-    with pytest.raises(CaptureError, match=r"several elements lie at one place in memory"):
+    with pytest.raises(CaptureError, match=r"several elements are at one place in memory"):
         captured(lambda h: h[:1].expand(len(h), 8).add_(1), rows=6, like=first)
 
 

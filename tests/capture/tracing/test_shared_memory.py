@@ -65,7 +65,7 @@ def test_memory_that_is_written_and_is_two_tensors_is_refused(
 ) -> None:
     with pytest.raises(CaptureError) as caught:
         captured(Two(make, writes))
-    assert all(word in str(caught.value) for word in [*names, "lie in the same memory", "clone()"])
+    assert all(word in str(caught.value) for word in [*names, "are in the same memory", "clone()"])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Checks of the ops of a trace: random numbers, writes, and dtypes that torch's kernels do not know.
 
 Writes are refused where PyTorch refuses them or leaves their result open: to one place for several elements, and to
-memory that the same op reads through another view. Where an op writes arguments that it does not return, shapes on
+memory that the same op reads through another view. If an op writes arguments that it does not return, shapes on
 tensors without data cannot be trusted: torch's observers of quantization give their buffers the shape that they need
 in their first call. Dtypes are checked because tensors without data pass where the kernels refuse real tensors.
 """
@@ -23,7 +23,7 @@ from weft.capture.fx.refusals import refuse_op
 from weft.ops.cost import dtype_name
 
 _EXPANDED = (
-    "writes to a tensor of which several elements lie at one place in memory, as expand, broadcast_to, unfold and "
+    "writes to a tensor of which several elements are at one place in memory, as expand, broadcast_to, unfold and "
     "as_strided make them: PyTorch refuses that, or leaves open what comes of it; clone() the tensor before"
 )
 _READ = (
@@ -84,7 +84,7 @@ def check_ops(graph: torch.fx.Graph, copies: Sequence[torch.fx.Node] = ()) -> No
 
 
 def _draws(op: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
-    """True where a random op draws: fused attention is tagged as random, but draws nothing without dropout."""
+    """True if a random op draws: fused attention is tagged as random, but draws nothing without dropout."""
     names = [argument.name for argument in op._schema.arguments]
     if "dropout_p" not in names:
         return True
@@ -94,7 +94,7 @@ def _draws(op: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
 
 
 def _reason_against_write(node: torch.fx.Node) -> str | None:
-    """The reason why no graph may hold what a node of a trace writes; None where it may, or writes nothing."""
+    """The reason why no graph may hold what a node of a trace writes; None if it may, or writes nothing."""
     op = node.target
     if not isinstance(op, torch._ops.OpOverload) or torch.Tag.inplace_view in op.tags:
         return None
@@ -264,18 +264,18 @@ class View:
         return self.start + _extent(self.dims)
 
     def overlaps_itself(self) -> bool:
-        """True where several elements may lie at one place."""
+        """True if several elements may be at one place."""
         return any(
             stride <= _extent(self.dims[at + 1 :]) for at, (stride, _) in enumerate(self.dims)
         )
 
     def meets(self, other: View) -> bool:
-        """True where another view shows some of the bytes, but not the same ones in the same order."""
+        """True if another view shows some of the bytes, but not the same ones in the same order."""
         same = self.start == other.start and self.order == other.order
         return self.memory is other.memory and not same and self.overlaps(other)
 
     def overlaps(self, other: View) -> bool:
-        """True where a view of the same memory shows some of the bytes."""
+        """True if a view of the same memory shows some of the bytes."""
         if self.start > other.end or other.start > self.end:
             return False
         for one, two in ((self, other), (other, self)):
@@ -310,7 +310,7 @@ def _count(dims: _Dims) -> int:
 
 
 def _meet(apart: int, one: _Dims, two: _Dims) -> bool:
-    """True where views that begin so far apart have a byte in common."""
+    """True if views that begin so far apart have a byte in common."""
     while one and two and one[0] == two[0]:
         if abs(apart) + max(_extent(one[1:]), _extent(two[1:])) >= one[0][0]:
             break

@@ -73,12 +73,12 @@ class StepGenerator(torch.Generator):
 
     @property
     def was_set(self) -> bool:
-        """True where its state is not the one that the last draw has left."""
+        """True if its state is not the one that the last draw has left."""
         return state_of(self) != self._left
 
     @property
     def is_left_changed(self) -> bool:
-        """True where it is left in a state that was set, other than by `torch.seed()`, which no program depends on."""
+        """True if it is left in a state that was set, other than by `torch.seed()`, which no program depends on."""
         return self.was_set and not self._reseeded
 
 

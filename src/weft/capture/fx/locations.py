@@ -109,7 +109,7 @@ def backward_noted() -> Any:
 
 
 def in_backward(node: torch.fx.Node) -> bool:
-    """True where a node belongs to the backward pass; `locate` keeps that."""
+    """True if a node belongs to the backward pass; `locate` keeps that."""
     return bool(notes_of(node).get(_BACKWARD))
 
 
@@ -231,7 +231,7 @@ def checkpoint_of(notes: Mapping[str, Any]) -> int | None:
 
 
 def hands_on(frame: FrameType) -> bool:
-    """True where a `TorchFunctionMode` of the user's is at the call of the function that it was given."""
+    """True if a `TorchFunctionMode` of the user's is at the call of the function that it was given."""
     code = frame.f_code
     if code.co_name != "__torch_function__" or sys.version_info < (3, 11):
         return False
@@ -244,7 +244,7 @@ _capturing: ContextVar[bool] = ContextVar("weft_capturing", default=False)
 
 
 def hint(x: torch.Tensor, sbp: SBP | tuple[SBP, ...]) -> torch.Tensor:
-    """Fix how `x` lies on the placement: one SBP for each axis of the grid.
+    """Fix how `x` is laid out on the placement: one SBP for each axis of the grid.
 
     Outside of `weft.compile` this returns `x` itself. The gradient of `x` is not fixed by it.
 

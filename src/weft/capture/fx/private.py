@@ -70,7 +70,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
 
 
-# Where fake tensors log errors with a whole stack, though they raise them as well.
+# If fake tensors log errors with a whole stack, though they raise them as well.
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 # The note on backward nodes: the sequence number of the autograd node that ran.
 _SEQUENCE = "weft.sequence"
@@ -97,7 +97,7 @@ def values_made() -> AbstractContextManager[Any]:
 
 
 def is_fake(value: Any) -> bool:
-    """True where a value is a tensor without data."""
+    """True if a value is a tensor without data."""
     return isinstance(value, FakeTensor)
 
 
@@ -123,7 +123,7 @@ def maker_in(module: torch.fx.GraphModule, tensor: torch.Tensor) -> torch.fx.Nod
 
 
 def is_known(tensor: torch.Tensor) -> bool:
-    """True where a trace knows the values of a tensor: it is from outside, or made of numbers of Python."""
+    """True if a trace knows the values of a tensor: it is from outside, or made of numbers of Python."""
     if not is_fake(tensor):
         return True
     mode = get_proxy_mode()
@@ -222,7 +222,7 @@ def functional(
 class _Functional(torch.fx.Interpreter):
     """Runs a graph of which writes become values.
 
-    Such a value may lie differently from the tensor that was written, and so may what is made of it; a
+    Such a value may be differently from the tensor that was written, and so may what is made of it; a
     view that does not fit it any more is a copy, where nothing writes to either of them later.
     """
 
@@ -258,7 +258,7 @@ def noted_copies(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def written_copy(graph: torch.fx.Graph, copy: torch.fx.Node) -> bool:
-    """True where a copy in place of a view would not do: it, or what it was made of, is written behind it."""
+    """True if a copy in place of a view would not do: it, or what it was made of, is written behind it."""
     roots = copy, root_of(copy.args[0])  # type: ignore[arg-type]
     return any(_written_after(graph, copy, root) for root in roots)
 
@@ -266,7 +266,7 @@ def written_copy(graph: torch.fx.Graph, copy: torch.fx.Node) -> bool:
 def _written_after(
     graph: torch.fx.Graph, view: torch.fx.Node, of: torch.fx.Node | None = None
 ) -> bool:
-    """True where anything behind a node writes to the tensor that it looks at, or to another one."""
+    """True if anything behind a node writes to the tensor that it looks at, or to another one."""
     nodes = list(graph.nodes)
     root = root_of(view) if of is None else of
     return any(root in written_in(node) for node in nodes[nodes.index(view) + 1 :])

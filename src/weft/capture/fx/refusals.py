@@ -131,7 +131,7 @@ def advice(frames: Frames, op: str = "", error: str = "") -> str:
 
 
 def reads_number(frames: Frames) -> bool:
-    """True where torch, or Python's own library, such as `json`, was given a number that is not there yet."""
+    """True if torch, or Python's own library, such as `json`, was given a number that is not there yet."""
     _, given, (frame, line) = _called(frames)
     own = list(frames[-1][0].f_locals.values()) if frames else []
     held = [*given, *own] if not given or standard(frames[-1][0].f_code.co_filename) else given
@@ -140,7 +140,7 @@ def reads_number(frames: Frames) -> bool:
 
 
 def _option(frame: FrameType, line: int) -> str:
-    """The option of `transformers` by which this code of it needs no values; "" where none is known."""
+    """The option of `transformers` by which this code of it needs no values; "" if none is known."""
     file, code = frame.f_code.co_filename, frame.f_code.co_name
     if "Experts" in type(frame.f_locals.get("self")).__name__:
         groups = any("use_experts_implementation" in each for each in linecache.getlines(file))
@@ -165,7 +165,7 @@ def _called(frames: Frames) -> tuple[str, Sequence[Any], tuple[FrameType | None,
 
 
 def _cuts(keys: Sequence[Any]) -> bool:
-    """True where an index has a slice that ends at a tensor."""
+    """True if an index has a slice that ends at a tensor."""
     parts = [part for key in keys for part in (key if isinstance(key, tuple) else (key,))]
     slices = [(x.start, x.stop, x.step) for x in parts if isinstance(x, slice)]
     return any(isinstance(end, torch.Tensor) for each in slices for end in each)
@@ -187,7 +187,7 @@ def _form(frame: FrameType | None, line: int) -> str:
 
 
 def _is_at(node: Any, line: int) -> bool:
-    """True where a line belongs to a node, of statements with a test to this."""
+    """True if a line belongs to a node, of statements with a test to this."""
     head = node.test if isinstance(node, ast.If | ast.While) else node
     return bool(getattr(head, "lineno", line + 1) <= line <= getattr(head, "end_lineno", 0))
 
@@ -283,7 +283,7 @@ def refuse_reading(op: str) -> CaptureError:
 
 
 def running_line() -> str:
-    """The user's line that runs, as `source_line` gives it; empty where there is none."""
+    """The user's line that runs, as `source_line` gives it; empty if there is none."""
     return _where(list(traceback.walk_stack(sys._getframe(1)))[::-1])
 
 
@@ -293,7 +293,7 @@ def refuse_write(view: UnwritableView) -> CaptureError:
 
 
 def refuse_op(op: Any, location: Location | None, reason: str) -> CaptureError:
-    """The error for an op that must not stand in a graph."""
+    """The error for an op that must not be in a graph."""
     where = source_line(location.file, location.line) if location else ""
     return CaptureError(f"{where}the op {op} {reason}")
 

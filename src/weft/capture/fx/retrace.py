@@ -62,7 +62,7 @@ def retrace(
         function: to be run; again by `make_fx` when this gives None.
         inputs: nests of fake tensors.
         table: decompositions.
-        like: of what `make_fx` gave for other shapes; None where it is not to be compared, and may read tensors
+        like: of what `make_fx` gave for other shapes; None if it is not to be compared, and may read tensors
             without data of elsewhere.
     """
     light = _Light(table, like is None)
@@ -229,7 +229,7 @@ def _kind(func: Any) -> Any:
 
 @cache
 def _is_special(func: Any) -> bool:
-    """True where `make_fx` does more with an op than to record it."""
+    """True if `make_fx` does more with an op than to record it."""
     if not isinstance(func, OpOverload):
         return True
     moves = func._schema.name in ("aten::set_", "aten::resize_", "aten::is_nonzero")
@@ -238,5 +238,5 @@ def _is_special(func: Any) -> bool:
 
 @cache
 def _is_composite(func: Any) -> bool:
-    """True where an op may be made of others, which autograd would have seen in its place."""
+    """True if an op may be made of others, which autograd would have seen in its place."""
     return isinstance(func, OpOverload) and func not in _KEPT_COMPOSITE and func._can_decompose()

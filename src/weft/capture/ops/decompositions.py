@@ -58,8 +58,8 @@ def _ones_like(
 
 def _factors_itself(op: Any, A: torch.Tensor) -> Any:
     """A determinant whose factors are those of the matrix, as backward expects them of one that is not contiguous."""
-    # Of a contiguous real matrix the kernel factorizes the transpose. A matrix may lie otherwise on a rank than it did
-    # here, so the op is given one that lies so.
+    # Of a contiguous real matrix the kernel factorizes the transpose. A matrix may be laid out otherwise on a rank than
+    # it did # here, so the op is given one that is laid out so.
     return NotImplemented if A.is_contiguous() or A.is_complex() else op(A.mT.contiguous())
 
 
@@ -253,7 +253,7 @@ def fallback() -> Decompositions:
 
 
 def _has_rule(op: str) -> bool:
-    """True where the op has a rule, or the one that returns the written tensor has: writes become functions."""
+    """True if the op has a rule, or the one that returns the written tensor has: writes become functions."""
     name, _, overload = op.rpartition(".")
     return has_rule(op) or (name.endswith("_") and has_rule(f"{name[:-1]}.{overload}"))
 

@@ -3,7 +3,7 @@
 Draws of half-precision dtypes are made in float32, so that one stream of numbers serves all of
 them. Bernoulli is `uniform < p`; normal numbers come from Box and Muller (1958), whose logarithm
 never sees 0 because uniform is < 1; other distributions from the inverse of their distribution
-function. Samples and permutations stand in `weft.capture.ops.random`. An op that is given a generator
+function. Samples and permutations are in `weft.capture.ops.random`. An op that is given a generator
 is left as it is, and refused later: its numbers are not ours.
 """
 

@@ -54,7 +54,7 @@ class LayersKept(TorchFunctionMode):
         return _lstm(*args)[0] if self._keeps(args) else torch.lstm(*args)[0]
 
     def _keeps(self, args: Sequence[Any]) -> bool:
-        """True where these are the arguments of layers without projections, on a batch that is not packed."""
+        """True if these are the arguments of layers without projections, on a batch that is not packed."""
         if len(args) != 9 or not isinstance(args[1], list | tuple):
             return False
         x, first, weights, has_biases, layers, _, _, bidirectional, batch_first = args
@@ -279,7 +279,7 @@ class _Layers:
 
     Attributes:
         weights: of all layers and directions, in torch's order.
-        has_biases: true where two of four weights of each are biases.
+        has_biases: true if two of four weights of each are biases.
     """
 
     first: Sequence[Tensor]
@@ -417,7 +417,7 @@ def _picked(x: Tensor, times: Tensor) -> Tensor:
 
 
 def _variables_of(code: CodeType) -> dict[str, Any] | None:
-    """The variables of a function of torch that has made the running call; None where another one has."""
+    """The variables of a function of torch that has made the running call; None if another one has."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code is not code:
         name = frame.f_code.co_name
@@ -427,5 +427,5 @@ def _variables_of(code: CodeType) -> dict[str, Any] | None:
     return dict(frame.f_locals) if frame.f_code is code else None
 
 
-# Files of what stands between such a function and here, beside function modes.
+# Files of what is between such a function and here, beside function modes.
 _BETWEEN = (__file__, torch.overrides.__file__)

@@ -212,7 +212,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _channels(per_channel: Tensor, like: Tensor) -> Tensor:
-    """Shape [C] -> [1, C, 1, ...], to stand beside `like`."""
+    """Shape [C] -> [1, C, 1, ...], to broadcast with `like`."""
     return per_channel.view([1, -1] + [1] * (like.dim() - 2))
 
 
@@ -349,7 +349,7 @@ def _without_reduction(
 
 # Connectionist temporal classification: `weft.ctc_loss`, whose saved table is as wide as the longest target may be.
 #
-# Torch makes it as wide as the longest target is, which only its lengths tell. Targets that stand behind
+# Torch makes it as wide as the longest target is, which only its lengths tell. Targets that are behind
 # one another in a vector become rows of a matrix, so that the batch can be split.
 
 

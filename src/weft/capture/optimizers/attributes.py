@@ -43,7 +43,7 @@ _OWN = (
 
 
 def is_foreign(optimizer: object) -> bool:
-    """True where the class of an optimizer is none of torch's, of which it is known what their steps look at."""
+    """True if the class of an optimizer is none of torch's, of which it is known what their steps look at."""
     return not type(optimizer).__module__.startswith("torch.optim")
 
 
@@ -119,7 +119,7 @@ def kernels_of(
 
 
 def clones_gradients(optimizer: torch.optim.Optimizer, lists: bool) -> bool:
-    """True where an optimizer needs gradients of its own, since it may overwrite them: ops on lists, foreign ones."""
+    """True if an optimizer needs gradients of its own, since it may overwrite them: ops on lists, foreign ones."""
     return lists or is_foreign(optimizer)
 
 
@@ -158,7 +158,7 @@ def check_hyperparameters(optimizers: Optimizers) -> None:
 
 
 def _is_like(value: Any, usual: Any) -> bool:
-    """True where an option may stand where `usual` does; an option that is no number may be anything."""
+    """True if an option may be where `usual` does; an option that is no number may be anything."""
     if isinstance(usual, tuple | list):
         return (
             isinstance(value, tuple | list)
@@ -224,7 +224,7 @@ def of_no_parameter(optimizer: object, key: object) -> CaptureError:
 
 
 def _held(optimizer: object, part: Any, ids: Collection[int]) -> str:
-    """The name of what an optimizer holds that copies of it with other parameters cannot use; "" where they can."""
+    """The name of what an optimizer holds that copies of it with other parameters cannot use; "" if they can."""
     owner = part.__self__ if isinstance(part, MethodType) else part
     if owner is optimizer:  # schedulers put a step of their own on it
         return ""

@@ -109,7 +109,7 @@ def _refused(optimizer: object, name: str, why: str) -> CaptureError:
     return CaptureError(
         f"the optimizer {type(optimizer).__name__} cannot be captured: its update of one parameter, such as {name!r}, "
         f"{why}. Expected an update by what belongs to the parameter: its gradient, self.state[param], attributes that "
-        "stand on it, and the options of its group"
+        "are on it, and the options of its group"
     )
 
 
@@ -138,7 +138,7 @@ def _trained(
 
 
 def _kept(copies: TrialCopies, dims: int, counters: Collection[str]) -> str:
-    """The name of what the steps leave in the optimizer for later ones; "" where they go by nothing of it."""
+    """The name of what the steps leave in the optimizer for later ones; "" if they go by nothing of it."""
     own = small_parameter(dims, 0.0)
     optimizer = copies([own])
     first = _left(optimizer)
@@ -251,7 +251,7 @@ def check_apart(copies: TrialCopies, name: str, dims: int) -> None:
 
 
 def updates_parts_alike(copies: TrialCopies, dims: int) -> bool:
-    """True where parts of a small parameter with values are updated as within the whole one, cut along any dimension.
+    """True if parts of a small parameter with values are updated as within the whole one, cut along any dimension.
 
     Ops do not show everything: an update may ask for the parameter's shape.
     """

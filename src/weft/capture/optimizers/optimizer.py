@@ -118,7 +118,7 @@ def update_rules(
     tried: dict[Any, UpdateRule] = {}
     cut: dict[Any, bool] = {}
     rules = {}
-    # States that an optimizer's step creates lie where values are looked at, whatever device is the user's default.
+    # States that an optimizer's step creates are where values are looked at, whatever device is the user's default.
     with torch.device("cpu"):
         for name, group in groups.items():
             parameter = parameters[name]

@@ -134,7 +134,7 @@ class StepObserver(DispatchMode):  # type: ignore[no-untyped-call]
     """Notes which ops on more than one element mix elements, and what they hold.
 
     Where the optimizer takes a number out of a tensor, any will do to go on: what such a number says of
-    a whole parameter, as its norm, an op has mixed before. Where it branches on one, the other branch
+    a whole parameter, as its norm, an op has mixed before. If it branches on one, the other branch
     could keep other states: that is refused.
     """
 
@@ -161,7 +161,7 @@ class StepObserver(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _fills_where(name: str, args: Sequence[Any]) -> bool:
-    """True where this is `x[mask] = number`, with a mask of the shape of x."""
+    """True if this is `x[mask] = number`, with a mask of the shape of x."""
     if name not in ("index_put", "index_put_"):
         return False
     x, indices, value = args[:3]

@@ -1,6 +1,6 @@
 """Checks of Python that only raise, `if (x < 0).any(): raise ...` and `assert ...`, as checks in the graph.
 
-A truth test of a tensor reads a value, which does not exist while a step is captured. Where one outcome
+A truth test of a tensor reads a value, which does not exist while a step is captured. If one outcome
 does nothing but raise, capture follows the other, and the graph checks in every step that it is the
 right one: `weft.required`. All other truth tests are refused, as no branch is ever guessed; so are those
 whose exception the program would catch.
@@ -76,7 +76,7 @@ def _read_value(self: torch.Tensor) -> Any:
 
 
 def is_check(op: str) -> bool:
-    """True where `op`, which runs, is the truth test of a check, which stands in the graph."""
+    """True if `op`, which runs, is the truth test of a check, which is in the graph."""
     return op == _READ and _check_at(_reader()) is not None
 
 
@@ -89,7 +89,7 @@ def _reader() -> FrameType | None:
 
 
 def _check_at(frame: FrameType | None) -> Check | None:
-    """The check that a frame is at; None where it is at anything else, or where Python does not tell (3.10)."""
+    """The check that a frame is at; None if it is at anything else, or where Python does not tell (3.10)."""
     if frame is None or sys.version_info < (3, 11):
         return None
     code = frame.f_code
@@ -148,7 +148,7 @@ def _tests(node: ast.AST) -> Iterator[tuple[ast.expr, bool, ast.stmt]]:
 
 
 def _raises(body: list[ast.stmt]) -> bool:
-    """True where these statements, once begun, end by raising."""
+    """True if these statements, once begun, end by raising."""
     *before, last = body
     plain = (ast.Assign, ast.AnnAssign, ast.Expr)
     # A generator that yields before it raises may never go on.
@@ -163,7 +163,7 @@ def _raises(body: list[ast.stmt]) -> bool:
 def _parts(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]:
     """The parts of a test that can have one outcome only, each with it: Python tests them one by one.
 
-    All comparisons of a chain, `0 < x < 1`, have the place of the chain. Where it has to be true, so has
+    All comparisons of a chain, `0 < x < 1`, have the place of the chain. If it has to be true, so has
     each of them; where it has to be false, only the last one that is reached, which no place tells.
     """
     if isinstance(test, ast.Compare) and len(test.ops) > 1 and not outcome:
@@ -183,7 +183,7 @@ def _parts(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]:
 
 
 def _may_swallow(manager: Any) -> bool:
-    """True where an exception may end at a context manager.
+    """True if an exception may end at a context manager.
 
     Args:
         manager: its class, an object of it, or a function of `contextlib.contextmanager`; of anything
@@ -206,14 +206,14 @@ def _nodes(function: Callable[..., Any], kind: type[ast.AST]) -> Iterator[Any]:
 
 
 def _catches_at_yield(statement: ast.Try) -> bool:
-    """True where a `try` around a `yield` has a handler that does not end by raising."""
+    """True if a `try` around a `yield` has a handler that does not end by raising."""
     nodes = [node for one in statement.body for node in ast.walk(one)]
     waits = any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes)
     return waits and any(not isinstance(each.body[-1], ast.Raise) for each in statement.handlers)
 
 
 def _gives_true(statement: ast.Return) -> bool:
-    """True where a `return` of an `__exit__` may return a true value."""
+    """True if a `return` of an `__exit__` may return a true value."""
     value = statement.value
     return value is not None and not (isinstance(value, ast.Constant) and not value.value)
 
@@ -229,7 +229,7 @@ def _kind_raised(frame: FrameType, statement: ast.stmt) -> _Kind:
 
 
 def _is_caught(frame: FrameType | None, kind: _Kind) -> bool:
-    """True where an exception raised where a frame is may be caught by it, or by its callers in the capture."""
+    """True if an exception raised where a frame is may be caught by it, or by its callers in the capture."""
     if kind is not None and issubclass(kind, _SIGNALS):
         return True
     while frame is not None and frame.f_code.co_filename != _CAPTURE:
@@ -252,7 +252,7 @@ def _is_caught(frame: FrameType | None, kind: _Kind) -> bool:
 def _around(frame: FrameType) -> list[tuple[ast.AST, str]] | None:
     """The statements of its function around the line of a frame, innermost first, each with the block.
 
-    None where the function handles exceptions and has no source.
+    None if the function handles exceptions and has no source.
     """
     code = frame.f_code
     if not getattr(code, "co_exceptiontable", b"") or code.co_name.startswith(("<lambda", "<gen")):
@@ -288,7 +288,7 @@ def _lines(node: Any) -> tuple[int, int] | None:
 
 
 def _meets(statement: Any, block: str, frame: FrameType, kind: _Kind) -> tuple[bool, _Kind]:
-    """True where a statement may stop an exception from one of its blocks; else also the class that leaves it."""
+    """True if a statement may stop an exception from one of its blocks; else also the class that leaves it."""
     if isinstance(statement, (ast.With, ast.AsyncWith)):
         return any(_suppresses(each.context_expr, frame, kind) for each in statement.items), kind
     if type(statement).__name__ not in _TRIES:
@@ -306,7 +306,7 @@ def _meets(statement: Any, block: str, frame: FrameType, kind: _Kind) -> tuple[b
 
 
 def _takes(types: Iterable[ast.expr | None], frame: FrameType, kind: _Kind) -> bool:
-    """True where one of the types of a handler, None for all, may fit an exception."""
+    """True if one of the types of a handler, None for all, may fit an exception."""
     for each in types:
         value = BaseException if each is None else _value(frame, each)
         known = value if isinstance(value, tuple) else (value,)
@@ -318,7 +318,7 @@ def _takes(types: Iterable[ast.expr | None], frame: FrameType, kind: _Kind) -> b
 
 
 def _suppresses(context: ast.expr, frame: FrameType, kind: _Kind) -> bool:
-    """True where the context of a `with` may swallow an exception."""
+    """True if the context of a `with` may swallow an exception."""
     if not isinstance(context, ast.Call):
         return _may_swallow(_value(frame, context))
     function = _value(frame, context.func)
@@ -329,7 +329,7 @@ def _suppresses(context: ast.expr, frame: FrameType, kind: _Kind) -> bool:
 
 
 def _leaves(body: Iterable[ast.AST], looping: bool = False) -> bool:
-    """True where statements may end by `return`, `break`, `continue` or wait in a `yield`, not by an exception."""
+    """True if statements may end by `return`, `break`, `continue` or wait in a `yield`, not by an exception."""
     for node in body:
         if isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)):
             return True
@@ -343,7 +343,7 @@ def _leaves(body: Iterable[ast.AST], looping: bool = False) -> bool:
 
 
 def _value(frame: FrameType, node: ast.expr) -> Any:
-    """The value of a name, an attribute or a tuple of them in a frame; None where that is not seen."""
+    """The value of a name, an attribute or a tuple of them in a frame; None if that is not seen."""
     if isinstance(node, ast.Tuple):
         return tuple(_value(frame, one) for one in node.elts)
     if isinstance(node, ast.Attribute):

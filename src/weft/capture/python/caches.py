@@ -34,7 +34,7 @@ class Cache:
 
     Attributes:
         now: the tensor.
-        before: that which stood there and was read; None where there was none.
+        before: that which stood there and was read; None if there was none.
     """
 
     text: str
@@ -100,7 +100,7 @@ def depending(graph: torch.fx.Graph, inputs: Iterable[torch.fx.Node]) -> set[tor
 
 
 def draws(node: torch.fx.Node) -> bool:
-    """True where a node gives random numbers."""
+    """True if a node gives random numbers."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     seeded = torch.Tag.nondeterministic_seeded in node.target.tags
@@ -176,5 +176,5 @@ def _called(function: Callable[..., Any], arguments: _Arguments) -> BitwiseEqual
 
 
 def stands_in(value: Any) -> bool:
-    """True where a value is a tensor without data, or stands for a number."""
+    """True if a value is a tensor without data, or stands for a number."""
     return is_fake(value) or is_unbacked(value) or is_symbolic(value)

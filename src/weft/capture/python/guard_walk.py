@@ -119,7 +119,7 @@ class Walk(ABC):
 
     @abstractmethod
     def see(self, value: Any, text: str, users: bool = True) -> bool:
-        """Note the attributes that are read of an object that was there before the step; False where none can be.
+        """Note the attributes that are read of an object that was there before the step; False if none can be.
 
         Args:
             users: False for an object that a module of a library holds, of which plain values are noted.
@@ -142,8 +142,8 @@ class Walk(ABC):
         Args:
             value: of any kind.
             text: the user's name of it.
-            name: the last name that leads to it; None where it is reached without one.
-            written: False where something on the way to it is not read by literal keys.
+            name: the last name that leads to it; None if it is reached without one.
+            written: False if something on the way to it is not read by literal keys.
         """
         value = _shown(value)
         if callable(value) and not isinstance(value, type | nn.Module):
@@ -164,7 +164,7 @@ class Walk(ABC):
             self._in_object(value, text, name, written)
 
     def _of_libraries(self, value: Any, text: str) -> bool:
-        """Watch an object of Python, numpy or torch whose state is no attribute; False where it is none of them."""
+        """Watch an object of Python, numpy or torch whose state is no attribute; False if it is none of them."""
         if isinstance(value, np.ndarray | array.array):
             self.add(question_guard(value, value.tobytes, f"the values of {text}"))
         elif isinstance(value, _BYTES):
@@ -211,7 +211,7 @@ class Walk(ABC):
             self._of_its_class(value, attributes(value), text)
 
     def _by_literal_keys(self, value: Any, name: str | None) -> bool:
-        """True where only items under keys that stand in the code are read of a container or object."""
+        """True if only items under keys that are in the code are read of a container or object."""
         if isinstance(value, dict):
             literal = type(value) in _PLAIN_DICTS and self.keys.written(name)
         elif isinstance(value, HOLDERS):
@@ -475,7 +475,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def has_own_reads(cls: type) -> bool:
-    """True where a class of the user's decides itself what reading an attribute gives."""
+    """True if a class of the user's decides itself what reading an attribute gives."""
     return users_module(getattr(unwrap(cls.__getattribute__), "__module__", None) or "builtins")
 
 
@@ -497,7 +497,7 @@ def _in_context(variable: ContextVar[Any]) -> Any:
 
 
 def alone(value: Any) -> bool:
-    """True where a value has nothing inside that is to be watched."""
+    """True if a value has nothing inside that is to be watched."""
     if isinstance(value, tuple):
         return all(isinstance(part, PLAIN) for part in value)
     return isinstance(value, (*PLAIN, torch.Tensor, *FUNCTIONS))

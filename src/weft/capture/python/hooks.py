@@ -1,4 +1,4 @@
-"""Hooks: those on parameters that can stand in the graph are traced, others are refused; all are compared later.
+"""Hooks: those on parameters that can be in the graph are traced, others are refused; all are compared later.
 
 Private API: `Tensor._backward_hooks` and `Tensor._post_accumulate_grad_hooks`, which hold what was
 registered, the dicts of modules and optimizers, and `RemovableHandle.next_id`, the number of the next hook.

@@ -126,7 +126,7 @@ def _globals_in(code: types.CodeType) -> tuple[str, ...]:
 
 
 def is_user_code(function: Any) -> bool:
-    """True where a function is the user's own, not of a library that is installed."""
+    """True if a function is the user's own, not of a library that is installed."""
     plain = plain_function(function)
     if plain is None:
         return False
@@ -179,7 +179,7 @@ class Keys:
         self._opened |= opened
 
     def written(self, name: str | None) -> bool:
-        """True where a dict in a place of this name is read by keys that stand in the code, and in no other way."""
+        """True if a dict in a place of this name is read by keys that are in the code, and in no other way."""
         return name in self._loaded and name not in self._opened
 
     def __len__(self) -> int:
@@ -225,7 +225,7 @@ def _subscript(step: dis.Instruction) -> bool:
 
 
 def _by_written_key(steps: Sequence[dis.Instruction], place: int, after: int) -> bool:
-    """True where what is loaded at `place` is asked for an item under a written key, or for no item."""
+    """True if what is loaded at `place` is asked for an item under a written key, or for no item."""
     first, second = steps[after], steps[after + 1]
     if first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
         one = first.argval in _OF_ONE_KEY and second.opname == "LOAD_CONST"

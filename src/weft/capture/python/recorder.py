@@ -289,7 +289,7 @@ class PythonRecorder(Walk):
                     self._attribute(seen, each, held, read=False)
         elif name in seen.before:
             before, now = seen.before[name], _space(owner, name).get(name, MISSING)
-            # Where the model's tensors stand in objects, stand-ins do while the step runs.
+            # If the model's tensors are in objects, stand-ins do while the step runs.
             lent = not seen.module and isinstance(before, torch.Tensor) and is_fake(now)
             if now is before or lent:
                 self._attribute(seen, name, before, read=True)
@@ -301,7 +301,7 @@ class PythonRecorder(Walk):
             self._inherited(seen, name)
 
     def _part(self, seen: _SeenObject, name: str) -> bool:
-        """Watch a part of a module, which has it by name; False where it has none."""
+        """Watch a part of a module, which has it by name; False if it has none."""
         parts = [part for part in _parts_of(seen.owner) if name in part]
         for part in parts:
             empty = part[name] is None  # which the step may fill
@@ -345,7 +345,7 @@ def _parts_of(module: nn.Module) -> tuple[dict[str, Any], ...]:
 
 
 def _noted(cls: type) -> bool:
-    """True where reads of the attributes of a class's instances can be noted, and are worth it."""
+    """True if reads of the attributes of a class's instances can be noted, and are worth it."""
     packages = {each.__module__.partition(".")[0] for each in cls.__mro__[:-1]}
     first = cls.__module__.partition(".")[0]
     plain = issubclass(cls, (*PLAIN, *FUNCTIONS, type, types.ModuleType, nn.Module, torch.Tensor))
@@ -355,7 +355,7 @@ def _noted(cls: type) -> bool:
 
 
 def _empty(entry: Guard) -> bool:
-    """True where nothing was in a place."""
+    """True if nothing was in a place."""
     return entry.value is None or entry.value is MISSING
 
 

@@ -1,6 +1,6 @@
 """Functions of torch that run otherwise while a step is captured: replaced where the user calls them, above autograd.
 
-Most of them read values to check or to warn, or to find shapes that do not depend on them. Where torch checks a
+Most of them read values to check or to warn, or to find shapes that do not depend on them. If torch checks a
 value, the graph checks it in every step (`weft.required`).
 """
 
@@ -79,7 +79,7 @@ def _cov(
 
 
 def _weigh(x: Tensor, frequencies: Tensor | None, weights: Tensor | None) -> bool:
-    """True where weights are such as `cov` takes: whole numbers, and any numbers, one for each observation."""
+    """True if weights are such as `cov` takes: whole numbers, and any numbers, one for each observation."""
     given = [one for one in (frequencies, weights) if one is not None]
     whole = frequencies is None or not frequencies.is_floating_point()
     broken = weights is None or weights.is_floating_point()

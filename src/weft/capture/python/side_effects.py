@@ -55,9 +55,9 @@ _DEPTH = 4
 
 
 def position_of(value: Any, text: str) -> Guard | None:
-    """The position of an object that a step advances by reading it; None where a value is no such object.
+    """The position of an object that a step advances by reading it; None if a value is no such object.
 
-    Its value is None where the position cannot be seen, as that of a generator or file.
+    Its value is None if the position cannot be seen, as that of a generator or file.
     """
     return question_guard(value, partial(_at, value), text) if _moves(value) else None
 

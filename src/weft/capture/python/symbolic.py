@@ -1,6 +1,6 @@
 """Numbers of Python that change between steps, as a schedule sets them: inputs of the step, not a plan for each value.
 
-While a step is captured, a `SymbolicNumber` stands where the user keeps such a number. Counted with other numbers it
+While a step is captured, a `SymbolicNumber` is where the user keeps such a number. Counted with other numbers it
 is another one; added to a tensor, or multiplied by one, it is a tensor of no dimensions, which is written before every
 step. Whatever else is done with it is done with the number itself, and what came of it is compared before every
 step: where that is something else, the step is planned again.
@@ -139,7 +139,7 @@ class SymbolicNumbers:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """While this lasts, they stand where the user keeps the numbers."""
+        """While this lasts, they are where the user keeps the numbers."""
         for entry in self.entries:
             place = _Place(entry)
             number = (_class_of(entry.value) or SymbolicNumber)(self, place.value, entry.text)
@@ -197,7 +197,7 @@ def counting_on(changes: Iterable[Guard]) -> SymbolicNumbers:
 
 
 def is_symbolic(value: Any) -> bool:
-    """True where a value stands for a number or leaf that changes."""
+    """True if a value stands for a number or leaf that changes."""
     return issubclass(type(value), SymbolicNumber)
 
 

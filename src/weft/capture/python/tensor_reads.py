@@ -218,7 +218,7 @@ def check_constants(constants: Iterable[Tensor], optimizers: Optimizers) -> None
 
 
 def _from_torch() -> bool:
-    """True where the running call of a tensor's method was made by torch's own Python."""
+    """True if the running call of a tensor's method was made by torch's own Python."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back

@@ -92,7 +92,7 @@ for _name in {*dir(int), *dir(float), *dir(complex)} - _KEPT:
 
 
 def is_unbacked(value: Any) -> bool:
-    """True where a value is a number that there is once the step runs."""
+    """True if a value is a number that there is once the step runs."""
     return type(value) is UnbackedNumber
 
 
@@ -155,5 +155,5 @@ def _allclose(
 
 
 def _both_real(one: Tensor, other: Tensor) -> bool:
-    """True where the values of both are there, as of tensors from outside."""
+    """True if the values of both are there, as of tensors from outside."""
     return not is_fake(one) and not is_fake(other)

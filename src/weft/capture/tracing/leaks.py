@@ -66,7 +66,7 @@ class FakeTensorLeaks:
         return None if self._module is None else maker_in(self._module, tensor)
 
     def is_constant(self, tensor: torch.Tensor) -> bool:
-        """True where a tensor of the trace is made of constants and shapes only."""
+        """True if a tensor of the trace is made of constants and shapes only."""
         node = self.maker(tensor)
         return node is not None and node not in self.dependent()
 
@@ -189,12 +189,12 @@ class LeakedTensor:
 
     @property
     def number(self) -> bool:
-        """True where it is kept as a number of Python."""
+        """True if it is kept as a number of Python."""
         return any(type(each) is UnbackedNumber for each in (self.tensor, *self.chain))
 
     @property
     def contained(self) -> bool:
-        """True where it lies in a container, and is no attribute itself."""
+        """True if it is in a container, and is no attribute itself."""
         return any(
             isinstance(each, _CONTAINERS) and each is not vars(self.chain[-1])
             for each in self.chain
@@ -315,7 +315,7 @@ def _places(tensors: list[Any]) -> list[LeakedTensor]:
 
 
 def _is_users(owner: Any) -> bool:
-    """True where an object is none of torch's and weft's own."""
+    """True if an object is none of torch's and weft's own."""
     if isinstance(owner, nn.Module):
         return not isinstance(owner, torch.fx.GraphModule) and type(owner) is not nn.Module
     of = owner.func if isinstance(owner, partial) else owner

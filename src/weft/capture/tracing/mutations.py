@@ -217,7 +217,7 @@ def _exchange(container: Any, others: Mapping[int, Any]) -> None:
 
 
 def holds_fakes(value: Any) -> bool:
-    """True where a value is, or a container holds, a tensor without data or a stand-in for a number."""
+    """True if a value is, or a container holds, a tensor without data or a stand-in for a number."""
     return next(_fakes_in(value), None) is not None
 
 
@@ -269,7 +269,7 @@ def _reached(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:
 
 
 def _may_hold(each: Any) -> bool:
-    """True where a step can put something into it: a container, or an object of a user's class."""
+    """True if a step can put something into it: a container, or an object of a user's class."""
     if isinstance(each, _CONTAINERS):
         return True
     if isinstance(each, type | types.ModuleType | types.FunctionType | torch.Tensor):

@@ -178,7 +178,7 @@ def check_memory_kept(
 
 
 def memory_of(tensor: torch.Tensor) -> object:
-    """The memory of a tensor; while it is held, it is the same object for all that lie there."""
+    """The memory of a tensor; while it is held, it is the same object for all that are there."""
     return tensor.untyped_storage()
 
 
@@ -270,7 +270,7 @@ def check_memory(
 ) -> None:
     """Check that no memory which the step writes belongs to two tensors, as to a weight and a transposed view.
 
-    Layouts are those of tensors, and parts lie on ranks: what is written to one could not be seen in the other.
+    Layouts are those of tensors, and parts are on ranks: what is written to one could not be seen in the other.
 
     Args:
         variables: parameters and buffers by name.
@@ -292,7 +292,7 @@ def check_memory(
         views = views_of([x, y]) if one != other and not written.isdisjoint((one, other)) else []
         if len(views) == 2 and views[0].overlaps(views[1]):
             raise CaptureError(
-                f"{one} and {other} lie in the same memory, and are different tensors. The step writes to it, and each "
+                f"{one} and {other} are in the same memory, and are different tensors. The step writes to it, and each "
                 "tensor has a layout of its own, so that one would not see what is written to the other; expected "
                 "memory of their own (tensor.clone()), or one tensor under both names, of which views, such as a "
                 "transposed one, are taken where they are used"

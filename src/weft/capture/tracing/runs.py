@@ -33,14 +33,14 @@ _SAME = (_aten.detach.default, _aten.alias.default)
 Maker: TypeAlias = Callable[[torch.Tensor], "torch.fx.Node | None"]
 # Gives a new step and its inputs.
 Begin: TypeAlias = "Callable[[], tuple[StepCall, Any]]"
-# Traces a step, given its inputs and whether it is run once more; None where it cannot.
+# Traces a step, given its inputs and whether it is run once more; None if it cannot.
 Run: TypeAlias = "Callable[[StepCall, Any, bool], torch.fx.GraphModule | None]"
 # The result, with the step and its inputs.
 Found: TypeAlias = "tuple[torch.fx.GraphModule, StepCall, Any]"
 
 
 def traced(run: Run, begin: Begin) -> Found | None:
-    """The trace of a step, with the step and its inputs; None where `run` finds none. The writes of the step are
+    """The trace of a step, with the step and its inputs; None if `run` finds none. The writes of the step are
     undone.
 
     A step that has changed a value of Python which it could have read, or has kept a tensor outside of the model, is
@@ -77,7 +77,7 @@ def _traced_again(
     changes: list[Guard],
     kept: Mapping[int, str],
 ) -> torch.fx.GraphModule | None:
-    """`module`, where the step gives it once more from what it has left; None where `run` finds nothing then.
+    """`module`, where the step gives it once more from what it has left; None if `run` finds nothing then.
 
     Numbers of the `changes` are counted on, and may not be read; of what the step has kept it may read what is made
     of constants and shapes, which each step makes again.
@@ -172,13 +172,13 @@ def same_graph(
     results: int | None = None,
     numbers: Mapping[int, Any] | None = None,
 ) -> bool:
-    """True where two traces of the same step compute the same from the same inputs.
+    """True if two traces of the same step compute the same from the same inputs.
 
     Args:
         one, other: the traces.
         maker: of what `one` has kept.
         results: how many of the outputs count.
-        numbers: for which tensors stand in `other`, by the identities of these.
+        numbers: for which tensors are in `other`, by the identities of these.
     """
     first = _Values(one).filled()
     second = _Values(other, first, maker, numbers or {}).filled()
@@ -284,7 +284,7 @@ class _Values:
 
 
 def _is_same(node: torch.fx.Node) -> bool:
-    """True where a node gives its operand: also a view of all of it."""
+    """True if a node gives its operand: also a view of all of it."""
     if node.target in _SAME:
         return True
     if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
@@ -302,7 +302,7 @@ def _form(tensor: torch.Tensor) -> Any:
 
 
 def _same_constant(one: Any, other: Any) -> bool:
-    """True where constants are the same tensor, or have the same values; parts of a graph, the same ops."""
+    """True if constants are the same tensor, or have the same values; parts of a graph, the same ops."""
     if one is other:
         return True
     if isinstance(one, torch.fx.GraphModule) and isinstance(other, torch.fx.GraphModule):

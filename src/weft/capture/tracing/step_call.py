@@ -50,7 +50,7 @@ LossFunction = Callable[[Any, Any], Any]
 @final
 @dataclass(frozen=True)
 class ModelTensors:
-    """The model's own tensors by name; a tensor with two names stands under the first."""
+    """The model's own tensors by name; a tensor with two names is under the first."""
 
     parameters: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
@@ -85,7 +85,7 @@ class StepCall:
         loss_fn: the user's.
         variables: the model's own tensors.
         batch: the structure of the example batch.
-        training: true where gradients are wanted.
+        training: true if gradients are wanted.
         casts: of parameters, and autocast.
         left: the tensors without data that calls leave somewhere.
         apart: names of the weights whose recurrent layers are taken apart.
@@ -269,7 +269,7 @@ class Casts:
 
     @property
     def scaled(self) -> bool:
-        """True where gradients are so small in the dtype that the loss has to be scaled."""
+        """True if gradients are so small in the dtype that the loss has to be scaled."""
         return "fp16" in (self.compute, self.parameters)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:

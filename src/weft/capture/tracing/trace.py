@@ -137,7 +137,7 @@ def trace_step(
     assert found is not None  # `_trace` raises
     leaves = list(found[1].constants())
     containers = [each for each in leaves if isinstance(each.value, list | tuple | dict)]
-    # Where something takes no stand-in for one entry of the batch, others are followed all the same.
+    # If something takes no stand-in for one entry of the batch, others are followed all the same.
     for of_batch in (leaves, containers, []):
         numbers = SymbolicNumbers(changing, of_batch)
         if numbers.entries:
@@ -150,7 +150,7 @@ def trace_step(
 def _described(
     found: Found, numbers: SymbolicNumbers, mode: FakeMode, like: Skeletons | None
 ) -> Traced:
-    """The findings of a trace: its graph without writes in place, and what stands beside it."""
+    """The findings of a trace: its graph without writes in place, and what is beside it."""
     module, step, inputs = found
     whole = skeleton(module.graph)
     if step.caches:

@@ -2,7 +2,7 @@
 
 Statistics are those of the whole batch, whatever the layout. Forward, ranks add up the moments of
 their parts, [2, C]; backward, the gradients of weight and bias, which the gradient of the input
-needs as well: one small reduction each. Where only channels are split, or nothing, the fused ops
+needs as well: one small reduction each. If only channels are split, or nothing, the fused ops
 stay. Splits of positions, as of images by rows, count as splits of the batch.
 """
 
@@ -36,7 +36,7 @@ _CHANNELS = 1  # the dimension
 
 
 def _forward(call: Call | OpCall) -> bool:
-    """True where a call is a BatchNorm in training, forward."""
+    """True if a call is a BatchNorm in training, forward."""
     return call.op in (_FOLLOWING, _PLAIN) and call.args[5] is True
 
 
@@ -77,7 +77,7 @@ def _cost(
 
 
 def _over(sbp: SBP) -> bool:
-    """True where statistics are taken over a dimension that is split so."""
+    """True if statistics are taken over a dimension that is split so."""
     return isinstance(sbp, Split) and sbp.dim != _CHANNELS
 
 

@@ -46,10 +46,10 @@ class SampleStatistics:
 
     Attributes:
         name: of the module that users know, such as "BatchNorm".
-        applies: true where a call takes such statistics, or is the backward of one that does.
-        takes: true where it is a forward that takes them.
-        adds: true where results that are no samples are summed over micro-batches, as gradients are.
-        over: true where statistics are taken over a dimension.
+        applies: true if a call takes such statistics, or is the backward of one that does.
+        takes: true if it is a forward that takes them.
+        adds: true if results that are no samples are summed over micro-batches, as gradients are.
+        over: true if statistics are taken over a dimension.
         signature: of a call whose samples are split along a dimension.
         size: numbers that make one statistic.
         made_by: the op that makes them where the call is taken apart.
@@ -83,7 +83,7 @@ class Decomposition:
         statistics: where it takes statistics over samples.
         counts: results of a call that depend on the batch alone, each with the calls that make it
             of the batch, so that micro-batches need not wait for one another.
-        ignores_counts: true where a call takes such a number without looking at it.
+        ignores_counts: true if a call takes such a number without looking at it.
     """
 
     ops: frozenset[str]

@@ -3,7 +3,7 @@
 Before: a log-softmax of [n, classes], split by classes, that only a negative log-likelihood and the two backwards
 read. After: of the log-softmax the logarithms of the rows' sums are left; `weft.class_loss` and
 `weft.class_loss_backward` read them and the logits. So the logits are read twice instead of nine times, and one
-tensor of their size instead of four. Logits that nothing else reads may lie in memory by columns: `weft.class_scores`
+tensor of their size instead of four. Logits that nothing else reads may be in memory by columns: `weft.class_scores`
 makes them.
 """
 
@@ -59,7 +59,7 @@ def _over_classes(layout: Layout) -> Layout:
 def _instead(
     graph: LogicalGraph, softmax: Call, assignment: Assignment, numbers: Mapping[int, int]
 ) -> dict[int, Placed | None] | None:
-    """The nodes that take the place of the readers of a log-softmax; None where one of them needs it whole."""
+    """The nodes that take the place of the readers of a log-softmax; None if one of them needs it whole."""
     layout = assignment.operands[numbers[id(softmax)]][0]
     name, scores = only_result(softmax).name, softmax.args[0]
     of_rows = len(graph.values[name].shape) == 2 and softmax.args[1] in (1, -1)
@@ -95,7 +95,7 @@ class _Reads:
     def replaced(
         self, graph: LogicalGraph, reader: Node, name: str, scores: Ref
     ) -> Iterator[tuple[int, Placed | None]]:
-        """The nodes that take the place of one reader; nothing where it cannot be replaced."""
+        """The nodes that take the place of one reader; nothing if it cannot be replaced."""
         if not isinstance(reader, Call):
             return
         layout = self.expected[name]

@@ -1,7 +1,7 @@
 """Log-softmax split by classes: one op for deduction, several with a reduction between them when it is split.
 
 log_softmax(x) = x - max x - log sum exp(x - max x): maxima and sums of the classes' shards
-travel, never a row of x. Where the classes are whole, the op stays the fused one. This is how a
+are sent, never a row of x. If the classes are whole, the op stays the fused one. This is how a
 head split by classes trains (OneFlow's InsightFace: "softmax split"; Megatron-LM's vocabulary-parallel
 cross-entropy).
 
@@ -39,7 +39,7 @@ BACKWARD = "aten._log_softmax_backward_data.default"
 # The part that others read too (`row_sums`).
 _SUMS = "sums"
 _ROWS = ("max", "sum", "log", _SUMS)
-# Where the dimension stands in the arguments, and how many reductions the op becomes.
+# Where the dimension is in the arguments, and how many reductions the op becomes.
 _DIM = {FORWARD: 1, BACKWARD: 2}
 _REDUCTIONS = {FORWARD: 2, BACKWARD: 1}
 _EXACT = ("float32", "float64")  # half precision stays whole: the fused op sums it in float32
@@ -59,7 +59,7 @@ def _signatures(call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
 def _cost(
     call: OpCall, signature: Signature, grid: tuple[int, ...], axis: int, model: CostModel
 ) -> float:
-    """A number for each row travels for each reduction."""
+    """A number for each row is sent for each reduction."""
     split = _split_by_classes(call)
     if split is None or signature != uniform(call, split):
         return 0.0

@@ -26,7 +26,7 @@ _MADE_BY = {
 
 
 def decomposition_of(op: str) -> Decomposition | None:
-    """The decomposition of an op; None where its rule says all."""
+    """The decomposition of an op; None if its rule says all."""
     return _FAMILIES.get(op)
 
 
@@ -61,14 +61,14 @@ def expand(graph: LogicalGraph, assignment: Assignment) -> tuple[LogicalGraph, A
 
 
 def sample_statistics(call: Call | OpCall) -> SampleStatistics | None:
-    """The kind of statistics over samples that a call takes, forward or backward; None where it takes none."""
+    """The kind of statistics over samples that a call takes, forward or backward; None if it takes none."""
     family = decomposition_of(call.op)
     found = family.statistics if family else None
     return found if found is not None and found.applies(call) else None
 
 
 def takes_statistics(call: Call | OpCall) -> bool:
-    """True where a call takes statistics over samples, forward."""
+    """True if a call takes statistics over samples, forward."""
     found = sample_statistics(call)
     return found is not None and found.takes(call)
 

@@ -59,7 +59,7 @@ class _DispatchWriter:
         inside: the ids of calls that run on rows in the buffers.
         blocks: what stands for values there.
         buffers: what is in them, and the calls around them.
-        routed: true where the places of rows were found.
+        routed: true if the places of rows were found.
     """
 
     graph: LogicalGraph
@@ -117,7 +117,7 @@ class _DispatchWriter:
                 )
 
     def _reads_rows(self, user: Node, name: str) -> bool:
-        """True where a node outside of the buffers reads rows, not sums of the rows of each token."""
+        """True if a node outside of the buffers reads rows, not sums of the rows of each token."""
         if id(user) in self.inside:
             return False
         readers = [reader for value in user.makes for reader in self.graph.users[value.name]]
@@ -131,7 +131,7 @@ class _DispatchWriter:
         return found[0] if id(self.graph.producers[found[0]]) in self.inside else None
 
     def _whole_tokens(self, each: int) -> bool:
-        """True where all rows of a token, `each`, are in one group."""
+        """True if all rows of a token, `each`, are in one group."""
         return self.mixture.ids.shape[0] // each % self.mixture.groups == 0
 
     def _block(self, node: Call, arg: Arg) -> Ref:
@@ -322,13 +322,13 @@ _ALIKE = ("zeros_like", "ones_like", "full_like", "empty_like", "uniform")
 
 
 def works_on_rows(graph: LogicalGraph, node: Call, rows: int) -> bool:
-    """True where a call makes each of `rows` rows of its results from the same rows of operands."""
+    """True if a call makes each of `rows` rows of its results from the same rows of operands."""
     if not node.makes or any(value.shape[:1] != (rows,) for value in node.makes):
         return False
     if node.op in _DIMS:
         shapes = [graph.values[name].shape for name in node.uses]
         rank, place = len(shapes[0]), _DIMS[node.op]
-        # Where no dimension is named, it is the first.
+        # If no dimension is named, it is the first.
         dims: Any = node.args[place] if place < len(node.args) else 0
         along = dims if isinstance(dims, tuple) else (dims,)
         whole = all(shape[:1] == (rows,) for shape in shapes)
@@ -341,7 +341,7 @@ def works_on_rows(graph: LogicalGraph, node: Call, rows: int) -> bool:
 
 
 def has_rows(graph: LogicalGraph, node: Call, name: str, rows: int) -> bool:
-    """True where an operand of such a call has the rows in its first dimension."""
+    """True if an operand of such a call has the rows in its first dimension."""
     shape = graph.values[name].shape
     rank = max(len(value.shape) for value in node.makes)
     return shape[:1] == (rows,) and (node.op in _DIMS or len(shape) == rank)

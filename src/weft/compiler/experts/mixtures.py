@@ -41,7 +41,7 @@ class Mixture:
         blocks: into how many blocks they are cut.
         groups: of rows; those of one rank.
         capacity: rows of a group that a block takes.
-        bounded: true where the user says how many, not the routing.
+        bounded: true if the user says how many, not the routing.
     """
 
     ids: Value
@@ -202,7 +202,7 @@ def bias_gradients(graph: LogicalGraph) -> LogicalGraph:
 
 
 def _reads_table(graph: LogicalGraph, node: Call, experts: int) -> bool:
-    """True where a call reads a table [experts, n] at the experts of rows."""
+    """True if a call reads a table [experts, n] at the experts of rows."""
     match node:
         case Call(op=op, args=(Ref(name=table), (Ref(),))) if op == INDEX:
             shape = graph.values[table].shape
@@ -211,7 +211,7 @@ def _reads_table(graph: LogicalGraph, node: Call, experts: int) -> bool:
 
 
 def _adds(graph: LogicalGraph, node: Call, ids: Collection[Arg]) -> bool:
-    """True where rows are added to zeros [experts, n] at the experts of `ids`."""
+    """True if rows are added to zeros [experts, n] at the experts of `ids`."""
     match node:
         case Call(op=op, args=(Ref(name=x), (Ref() as at,), Ref(), True)) if op == PUT:
             return at in ids and is_zeros(graph, x) and len(graph.values[x].shape) == 2
@@ -219,7 +219,7 @@ def _adds(graph: LogicalGraph, node: Call, ids: Collection[Arg]) -> bool:
 
 
 def is_zeros(graph: LogicalGraph, name: str) -> bool:
-    """True where a value is made of zeros."""
+    """True if a value is made of zeros."""
     maker = graph.producers[name]
     return isinstance(maker, Call) and maker.op in ALIKE and "zeros" in maker.op
 

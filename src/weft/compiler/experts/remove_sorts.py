@@ -9,7 +9,7 @@ prove that nothing else depends on the order, the sort goes, in two steps:
 - The permutation of a sort becomes 0, 1, 2, …: `x[i // k]` repeats each row k times, writing rows there and adding
   them up is a sum over k.
 
-The proof (`_Proof`) follows the values that a sort moves. Where it fails the graph stays as it was: correct, with the
+The proof (`_Proof`) follows the values that a sort moves. If it fails the graph stays as it was: correct, with the
 rows of all ranks in one sort.
 
 Before: a graph as captured, in which experts read sorted rows. After: an equal graph, in which they read rows in their
@@ -68,7 +68,7 @@ def remove_sorts(graph: LogicalGraph, _: Context) -> LogicalGraph:
 
 
 def _is_plain_sort(graph: LogicalGraph, node: Node) -> bool:
-    """True where a node sorts a vector, the smallest first."""
+    """True if a node sorts a vector, the smallest first."""
     if not isinstance(node, Call) or node.op not in SORTS or not isinstance(node.args[0], Ref):
         return False
     settings = dict(node.kwargs) | dict(zip(("dim", "descending"), node.args[1:], strict=False))
@@ -77,7 +77,7 @@ def _is_plain_sort(graph: LogicalGraph, node: Node) -> bool:
 
 
 def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
-    """The graph without a sort, whose permutation is 0, 1, 2, …; None where something depends on its order."""
+    """The graph without a sort, whose permutation is 0, 1, 2, …; None if something depends on its order."""
     values, permutation = sort.makes
     proof = _Proof(graph, permutation.name, {value.name: 0 for value in sort.makes})
     if not all(node is sort or proof.follows(node) for node in graph.nodes):
@@ -102,7 +102,7 @@ class _Proof:
     are read at `places`, or written where they came from, stand as before.
 
     Attributes:
-        moved: the dimension of the rows in each value whose rows stand in the order of the sort.
+        moved: the dimension of the rows in each value whose rows are in the order of the sort.
         places: values that hold numbers of rows in the order of the sort, such as the inverse permutation.
     """
 
@@ -117,7 +117,7 @@ class _Proof:
         return self.graph.values[self.permutation].shape[0]
 
     def follows(self, node: Node) -> bool:
-        """Note the results of a node that change too; False where the node depends on the order in another way."""
+        """Note the results of a node that change too; False if the node depends on the order in another way."""
         if self.places.isdisjoint(node.uses) and self.moved.keys().isdisjoint(node.uses):
             return True
         if not isinstance(node, Call):
@@ -136,7 +136,7 @@ class _Proof:
         return self._by_rule(node)
 
     def _written(self, node: Call, x: str, at: str, rows: str, adds: bool) -> bool | None:
-        """True where rows that are written at positions stand as before or move; None where the op's rule must say."""
+        """True if rows that are written at positions stand as before or move; None if the op's rule must say."""
         shape = self.graph.values[x].shape
         whole = shape == self.graph.values[rows].shape and shape[:1] == (self.rows,)
         made, still = only_result(node).name, rows not in self.moved and rows not in self.places
@@ -152,7 +152,7 @@ class _Proof:
         return None
 
     def _is_alike(self, name: str, dim: int) -> bool:
-        """True where all rows along a dimension are the same: made so, or stretched."""
+        """True if all rows along a dimension are the same: made so, or stretched."""
         match self.graph.producers[name]:
             case Call(op="aten.expand.default", args=(Ref(name=source), *_)):
                 shape = self.graph.values[source].shape
@@ -178,7 +178,7 @@ class _Proof:
 
 
 def _is_range(graph: LogicalGraph, name: str) -> bool:
-    """True where a value is 0, 1, 2, …"""
+    """True if a value is 0, 1, 2, …"""
     maker, length = graph.producers[name], graph.values[name].shape[0]
     ranges = (length,), (0, length), (0, length, 1)
     return isinstance(maker, Call) and maker.op.startswith("aten.arange.") and maker.args in ranges
@@ -268,7 +268,7 @@ class _SortRemover:
         return True
 
     def _fits(self, rows: Ref, made: Value, k: int) -> bool:
-        """True where k rows are given for each row of a result."""
+        """True if k rows are given for each row of a result."""
         given = self.graph.values[rows.name]
         return given.shape == (made.shape[0] * k, *made.shape[1:]) and given.dtype == made.dtype
 
@@ -353,7 +353,7 @@ def _source_at_sort(graph: LogicalGraph, name: str) -> str | None:
 
 
 def _is_same(graph: LogicalGraph, a: str, b: str) -> bool:
-    """True where two values are one, or alike views of one."""
+    """True if two values are one, or alike views of one."""
     one, two = graph.producers[a], graph.producers[b]
     if a == b or not isinstance(one, Call) or not isinstance(two, Call):
         return a == b
@@ -361,7 +361,7 @@ def _is_same(graph: LogicalGraph, a: str, b: str) -> bool:
 
 
 def _are_below(graph: LogicalGraph, name: str, experts: int) -> bool:
-    """True where all numbers are in [0, experts): they were chosen among so many."""
+    """True if all numbers are in [0, experts): they were chosen among so many."""
     match graph.producers[name]:
         case Call(op=op, args=(Ref(name=source), *_)) if op in _SAME:
             return _are_below(graph, source, experts)

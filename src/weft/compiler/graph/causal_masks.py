@@ -2,7 +2,7 @@
 
 A model that is captured cannot look whether its mask is the plain causal one, as it does when it runs
 alone, and keeps a tensor of (queries, keys) for each layer: at 32,768 tokens 4 GB a layer, under twice
-the work. Where the graph alone tells what the mask is (`compiler/graph/constant_folding`), and it is causal,
+the work. If the graph alone tells what the mask is (`compiler/graph/constant_folding`), and it is causal,
 the kernel is told so; where it keeps everything, it goes. All other masks stay as they are: those of
 padding or packed sequences in the batch, sliding windows below the length, prefixes.
 
@@ -61,7 +61,7 @@ def causal_masks(graph: LogicalGraph, _: Context) -> LogicalGraph:
 
 
 def _mask(call: Call) -> Ref | None:
-    """The mask of an attention; None where it has none, or names arguments that stand by position here."""
+    """The mask of an attention; None if it has none, or names arguments that stand by position here."""
     if not {name for name, _ in call.kwargs} <= {"attn_mask", "scale"}:
         return None
     found = dict(call.kwargs).get("attn_mask")
@@ -103,7 +103,7 @@ def _keeps_all(mask: Known) -> bool:
 
 
 def _is_causal(mask: Known, length: int) -> bool:
-    """True where query `q` of `length` keeps just the keys `[0, q]`."""
+    """True if query `q` of `length` keeps just the keys `[0, q]`."""
     keys = None if isinstance(mask, Along) else kept_keys(mask, _kept)
     if keys is None or keys[0].any():
         return False
@@ -111,7 +111,7 @@ def _is_causal(mask: Known, length: int) -> bool:
 
 
 def _kept(element: Scalar) -> bool | None:
-    """True where an element of a mask keeps its key; None where it only makes the key weigh more or less."""
+    """True if an element of a mask keeps its key; None if it only makes the key weigh more or less."""
     if isinstance(element, bool):
         return element
     if element == 0:

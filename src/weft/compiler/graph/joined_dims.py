@@ -47,7 +47,7 @@ class JoinedDim:
 
 
 def joined_dim(graph: LogicalGraph, name: str, dim: int) -> JoinedDim | None:
-    """The dimension `dim` of a value, as far as it goes; None where something needs its order."""
+    """The dimension `dim` of a value, as far as it goes; None if something needs its order."""
     size = graph.values[name].shape[dim]
     walk = _DimWalk(graph, size)
     walk.add((name, dim))
@@ -75,7 +75,7 @@ class _DimWalk:
     pieces: set[Piece] = field(default_factory=set)
 
     def add(self, *reached: tuple[str, int]) -> bool:
-        """Note values; False where one has the dimension in two places."""
+        """Note values; False if one has the dimension in two places."""
         for name, dim in reached:
             if name not in self.dims:
                 self.dims[name] = dim
@@ -85,7 +85,7 @@ class _DimWalk:
         return True
 
     def step(self, name: str) -> bool:
-        """Go on from a value; False where something needs the order."""
+        """Go on from a value; False if something needs the order."""
         if not self._made(self.graph.producers[name], name):
             return False
         return all(self._read(node, name) for node in self.graph.users[name])
@@ -157,7 +157,7 @@ class _PartsWalk(_DimWalk):
 
     Attributes:
         view: which makes the dimension, or merges it.
-        taken: true where parts are taken anywhere.
+        taken: true if parts are taken anywhere.
     """
 
     view: Call | None = None
@@ -240,7 +240,7 @@ def parted(call: OpCall, dim: int, joins: bool) -> int | None:
 
 
 def takes_one(call: OpCall, dim: int, joins: bool) -> bool:
-    """True where a call takes indices of dimension `dim` of its operand, or makes that of its result, one by one."""
+    """True if a call takes indices of dimension `dim` of its operand, or makes that of its result, one by one."""
     known = _MAKES if joins else _TAKES
     if call.op not in known:
         return bool(pieces_of(call, dim, joins))

@@ -159,7 +159,7 @@ def _groups(
 
 
 def _pays(term: Term, graph: LogicalGraph) -> bool:
-    """True where stacking moves fewer numbers (2·k·(m+n)) than a product and a sum (3·m·n)."""
+    """True if stacking moves fewer numbers (2·k·(m+n)) than a product and a sum (3·m·n)."""
     assert term.y is not None  # only products are asked
     (rows, m), (_, n) = graph.values[term.x].shape, graph.values[term.y].shape
     return 2 * rows * (m + n) < 3 * m * n

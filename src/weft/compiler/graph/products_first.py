@@ -1,7 +1,7 @@
 """Sums in which what products make is added up first.
 
 Autograd adds up gradients in the order in which they come: to the gradient of a residual that of one
-layer, then that of the next. Where layers are split by their inputs or outputs, products are parts of
+layer, then that of the next. If layers are split by their inputs or outputs, products are parts of
 sums and the residual is none, so each would be reduced alone before it meets the residual. Added to
 one another first, they are reduced once.
 
@@ -62,7 +62,7 @@ class _Sums:
         kinds: for each sum that is a term of another, the sums of its other terms and of its products.
         calls: for each of these that has both, the calls in its place.
         below: for each of these, those among its own terms.
-        written: for each node that is to be replaced, what stands in its place.
+        written: for each node that is to be replaced, what is in its place.
     """
 
     graph: LogicalGraph

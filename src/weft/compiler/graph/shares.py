@@ -62,7 +62,7 @@ def _as_given(graph: LogicalGraph, given: Mapping[str, Shares], stages: Stages) 
 def _agree(
     graph: LogicalGraph, joined: JoinedDim, shares: Shares, given: Mapping[str, Shares]
 ) -> bool:
-    """True where every variable that has a dimension is stored in the same shares, of the parts that are cut."""
+    """True if every variable that has a dimension is stored in the same shares, of the parts that are cut."""
     variables = (n for n in graph.of_kind(Input) if n.value.name in joined.dims)
     return joined.pieces <= shares.pieces and all(
         given.get(node.key) == replace(shares, dim=joined.dims[node.value.name])
@@ -105,7 +105,7 @@ class _UnfitSearch:
         }
 
     def _fits(self, joined: JoinedDim, ranks: int) -> bool:
-        """True where there are several parts, which the ranks divide, and no variable is split otherwise."""
+        """True if there are several parts, which the ranks divide, and no variable is split otherwise."""
         splits = (
             self._splits(node).get(joined.dims[node.value.name], ranks)
             for node in self.graph.of_kind(Input)

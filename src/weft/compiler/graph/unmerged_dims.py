@@ -6,7 +6,7 @@ the batch and back. So what a view merges is kept apart through transpositions, 
 softmax, look-ups along other dimensions and batched products, which become `aten.matmul`, up to the view
 that parts it again.
 
-Before: a graph as captured. After: an equal one, in which other calls stand between such views.
+Before: a graph as captured. After: an equal one, in which other calls are between such views.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _UnmergedWriter:
         values: what is written, and what is there apart.
         lifted: what is made both merged and apart by calls.
         equal: what parts something merged, and is just what is there apart.
-        changed: true where anything is read apart that was merged before.
+        changed: true if anything is read apart that was merged before.
     """
 
     graph: LogicalGraph
@@ -171,7 +171,7 @@ class UnmergedValues:
     known: dict[str, tuple[Value, Merged]] = field(default_factory=dict)
 
     def is_apart(self, name: str, merged: Merged) -> bool:
-        """True where a value may be read apart; values made of nothing are made apart."""
+        """True if a value may be read apart; values made of nothing are made apart."""
         if name in self.known:
             return self.known[name][1] == merged
         value, maker = self.graph.values[name], self.graph.producers[name]
@@ -215,7 +215,7 @@ class UnmergedValues:
 
 # Dimensions of tensors that merge others, as the view that made them says, and arguments of calls on them.
 #
-# What stands at which place of the tensor's shape while that dimension is apart.
+# What is at which place of the tensor's shape while that dimension is apart.
 
 
 EXPAND, TRANSPOSE = "aten.expand.default", "aten.transpose.int"
@@ -261,18 +261,18 @@ class Merged:
         return Merged(self.rank, list(order).index(self.dim), self.sizes), apart
 
     def stretches(self, shape: tuple[int, ...]) -> bool:
-        """True where a tensor broadcasts to the same elements, whether they are merged or apart."""
+        """True if a tensor broadcasts to the same elements, whether they are merged or apart."""
         behind = self.rank - 1 - self.dim
         return prod(shape[: max(0, len(shape) - behind)]) == 1
 
     def parted_by(self, apart: tuple[int, ...], after: tuple[int, ...]) -> bool:
-        """True where a view of the tensor, whose shape is `apart` when it is, cuts wherever this merges."""
+        """True if a view of the tensor, whose shape is `apart` when it is, cuts wherever this merges."""
         ends = list(accumulate(apart, mul))
         return set(ends[self.dim : self.dim + len(self.sizes) - 1]) <= set(accumulate(after, mul))
 
 
 def merged_by(before: Sequence[int], after: tuple[int, ...]) -> Merged | None:
-    """The dimension and sizes that a view from `before` merges in one of `after`; None where it is not just one."""
+    """The dimension and sizes that a view from `before` merges in one of `after`; None if it is not just one."""
     ends = (1, *accumulate(after, mul))
     cuts = sorted({1, *accumulate(before, mul), *ends})
     if 0 in cuts or any(high % low for low, high in pairwise(cuts)):
@@ -297,7 +297,7 @@ def order_of(node: Call) -> list[int]:
 
 
 def arguments_apart(node: Call, merged: Merged) -> tuple[Arg, ...] | None:
-    """The arguments of a call apart; None where it does not allow that."""
+    """The arguments of a call apart; None if it does not allow that."""
     if node.op in _BESIDE:
         (made,) = node.makes
         return (node.args[0], merged.apart(made.shape), *node.args[2:])

@@ -1,6 +1,6 @@
 """Thin splits: of a dimension with fewer elements than ranks, so that some ranks hold nothing of it.
 
-Deduction does not choose them by itself. Where the user asks for one (a batch of 3 on 4 ranks), it
+Deduction does not choose them by itself. If the user asks for one (a batch of 3 on 4 ranks), it
 may go on along the ops that carry the dimension: what reads or makes a value that is split thinly
 may be split so too.
 """

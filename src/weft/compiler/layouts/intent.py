@@ -8,7 +8,7 @@ it; and where the user left it free, deduction charges what departs from whole p
 
 Parameters that are stored in shards are deduced as if they were not, then stored so.
 
-Where a parameter lies in shards along an axis, it is whole where it is used (`weft.compiler.training.shards`).
+If a parameter is sharded along an axis, it is whole where it is used (`weft.compiler.training.shards`).
 So deduction runs twice: first as if the parameters were whole, with hints that say so; everything
 then keeps its layout along that axis, but for the parameters, what is made of them before they are
 whole, and the gradients on their way to the updates. The plan is thereby that of whole parameters
@@ -35,8 +35,8 @@ from weft.layout import SBP, Broadcast, Partial, Split
 #   "whole"   a parameter that the user wants whole on every rank: never cut for use
 #   "split"   a parameter that the user split: never used in another layout
 #   "kept"    what only the backward of its maker understands: never boxed
-#   "free"    a parameter that the user left free: charged where it lies whole and is cut for use
-#   "gather"  the gradient of a parameter that lies whole: charged where it is made in pieces
+#   "free"    a parameter that the user left free: charged where it is whole and is cut for use
+#   "gather"  the gradient of a parameter that is whole: charged where it is made in pieces
 #   "stored"  the same of one that is stored in shards: its reduction stops at the shard
 Intent: TypeAlias = Literal["whole", "split", "kept", "free", "gather", "stored", ""]
 Intents: TypeAlias = tuple[Intent, ...]
@@ -89,7 +89,7 @@ def charges(
 def forbidden(
     intent: Intent, source: tuple[SBP, ...], target: tuple[SBP, ...], cost_model: CostModel
 ) -> Table | None:
-    """1 for each SBP before and each after, on one axis, that must not meet; None where all may."""
+    """1 for each SBP before and each after, on one axis, that must not meet; None if all may."""
 
     def breaks(before: SBP, after: SBP) -> bool:
         match intent:
@@ -129,7 +129,7 @@ def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str
 
 
 def is_ours(node: Call) -> bool:
-    """True where a call is no hint of the user's, by which the strategy's intent ends."""
+    """True if a call is no hint of the user's, by which the strategy's intent ends."""
     return node.hint is None or node.hint.stored is not None
 
 
@@ -159,7 +159,7 @@ def _passed(node: Call) -> tuple[str, ...]:
 
 
 def passed_on(graph: LogicalGraph, name: str, gradients: Mapping[str, str]) -> bool:
-    """True where a gradient is one that was there before, in another form."""
+    """True if a gradient is one that was there before, in another form."""
     node = graph.producers[name]
     size = math.prod(graph.values[name].shape)
     return isinstance(node, Call) and any(
@@ -168,7 +168,7 @@ def passed_on(graph: LogicalGraph, name: str, gradients: Mapping[str, str]) -> b
 
 
 def measures(node: Node) -> bool:
-    """True where a node only takes a number from a gradient."""
+    """True if a node only takes a number from a gradient."""
     return isinstance(node, Call) and node.op in ("weft.square_sum", "weft.nonfinite")
 
 
@@ -199,14 +199,17 @@ def _as_whole(node: Node) -> Node:
 @final
 @dataclass(frozen=True)
 class Storage:
-    """The values that may lie otherwise along an axis than where parameters are whole: as made, as boxed to be read."""
+    """The values that may be laid out otherwise along an axis than where parameters are whole.
+
+    As made, as boxed to be read.
+    """
 
     made: frozenset[str]
     read: frozenset[str]
 
 
 def storage(graph: LogicalGraph, stored: Mapping[str, int], axis: int) -> Storage:
-    """The values that may lie otherwise along `axis` than where parameters are whole.
+    """The values that may be laid out otherwise along `axis` than where parameters are whole.
 
     Args:
         stored: the axis of the shards, for the key of each parameter that is stored in some.

@@ -73,7 +73,7 @@ class LeastSums:
         assignment: Assignment,
         held: Collection[str] = (),
     ) -> LeastSum | None:
-        """The least sum of a stage; None where that cannot be said.
+        """The least sum of a stage; None if that cannot be said.
 
         The bound is unknown on grids with more axes than are solved at once, and for layouts outside the options.
 

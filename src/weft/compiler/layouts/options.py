@@ -109,7 +109,7 @@ def start(variable: Variable, axes: int) -> PerAxis:
 def all_have_elements(
     call: OpCall, chosen: PerAxis, grid: tuple[int, ...], thin: Sequence[Thin] = ()
 ) -> bool:
-    """True where no operand or result is split into more pieces than it has elements, except where `thin` says so."""
+    """True if no operand or result is split into more pieces than it has elements, except where `thin` says so."""
     specs = (*call.operands, *call.results)
     by_axis = ((*signature.operands, *signature.results) for signature in chosen)
     sbps = tuple(zip(*by_axis, strict=True)) if chosen else ((),) * len(specs)
@@ -129,7 +129,7 @@ class LayoutChoice:
         cost: of all work and boxing, in bytes, with the charges along the axis solved last.
         bound: the least that any choices along the axis solved last could cost, with the others as
             they are.
-        exact: true where the cost is proven least, along each axis with the others as they are.
+        exact: true if the cost is proven least, along each axis with the others as they are.
         broken: how often something that is forbidden could not be avoided, along the axis solved
             last; neither `cost` nor `bound` count it.
     """
@@ -319,7 +319,7 @@ class Known:
     ) -> ReadCosts:
         """Costs of an edge for each option of its source and each of its target, with charges along free axes.
 
-        `early` is true where a call reads the tensor.
+        `early` is true if a call reads the tensor.
         """
         source, target = ends
         ports = id(source), edge.result, id(target), edge.operand

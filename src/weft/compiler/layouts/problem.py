@@ -1,4 +1,4 @@
-"""The deduction as a problem over variables: what can choose a signature, and where boxing may stand between them."""
+"""The deduction as a problem over variables: what can choose a signature, and where boxing may be between them."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class FreeVariable(NamedTuple):
     Attributes:
         choices: for each axis, the signatures to choose from; those that leave ranks empty are
             passed over, except where `thin` allows them.
-        prefer_broadcast: true where a Split needs a better reason than a tie.
+        prefer_broadcast: true if a Split needs a better reason than a tie.
         thin: where splits of the tensor may leave ranks empty.
-        sent: true where it comes from another stage: every copy of it is sent.
-        fed: true where it is an entry of the batch: every copy of it is held.
+        sent: true if it comes from another stage: every copy of it is sent.
+        fed: true if it is an entry of the batch: every copy of it is held.
     """
 
     spec: TensorSpec
@@ -73,7 +73,7 @@ Variable: TypeAlias = OpChoice | FreeVariable | SharedBoxing
 class ReadEdge(NamedTuple):
     """A tensor that goes from result `result` of variable `source` to operand `operand` of variable `target`.
 
-    `intents` says for each axis what the edge is charged for beside its boxing; empty where for
+    `intents` says for each axis what the edge is charged for beside its boxing; empty if for
     nothing. `times` says how often the tensor is made, and boxed, in a step.
     """
 

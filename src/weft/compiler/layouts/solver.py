@@ -39,7 +39,7 @@ class Solution(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """True where the cost is proven least."""
+        """True if the cost is proven least."""
         return self.cost <= self.bound + _TOLERANCE * abs(self.cost)
 
 
@@ -65,7 +65,7 @@ def minimize(
 ) -> Solution:
     """Choose one entry of every variable so that the sum of all tables is least.
 
-    Variables are eliminated in the order of the smallest table that each would build. Where even
+    Variables are eliminated in the order of the smallest table that each would build. If even
     the smallest would exceed `limit` entries, its tables are taken in several groups, each
     minimised for itself (mini-buckets, Dechter and Rish 2003): what comes out is a lower bound, and
     choices that are good but not proven. They are then improved by single changes, as `starts` are,

@@ -159,7 +159,7 @@ class _View:
         return LocalValue(value.name, shape, value.dtype)
 
     def holds(self, name: str) -> bool:
-        """True where this rank is in the placement of a value."""
+        """True if this rank is in the placement of a value."""
         return self.rank in self.graph.values[name].laid.placement.coordinates
 
     def noted(self, node: Node, local: LocalNode) -> LocalNode:
@@ -235,7 +235,7 @@ class _View:
 def node_phases(graph: LogicalGraph, homes: Mapping[str, int]) -> list[Phase]:
     """The phase of each node of a graph with boxing, in order.
 
-    A boxing with several readers is the first one's; one for the caller stands in the phase that
+    A boxing with several readers is the first one's; one for the caller is in the phase that
     makes its value.
     """
     found: dict[str, Phase] = {}
@@ -367,7 +367,7 @@ def place_of(graph: LogicalGraph, node: Node) -> Placement | None:
 def communicators(graph: LogicalGraph) -> tuple[Communicator, ...]:
     """The communicators that the boxings of a graph need, in the order of their first use.
 
-    The ranks that send stand before those that receive, so that between two stages without common
+    The ranks that send are before those that receive, so that between two stages without common
     ranks forward and backward have communicators of their own and do not wait for each other.
     """
     every = dict.fromkeys(ranks for groups in _groups_at_once(graph) for ranks in groups)

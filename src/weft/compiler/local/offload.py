@@ -38,7 +38,7 @@ def offload(program: LocalProgram, context: Context) -> LocalProgram:
     batch, or with what the step returns; and what is made once a step and read for each micro-batch.
 
     Args:
-        context: with the patterns of module paths; what lies below a module belongs to it. And with the graph
+        context: with the patterns of module paths; what is below a module belongs to it. And with the graph
             that the program was made from.
 
     Raises:

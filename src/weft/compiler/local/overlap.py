@@ -1,4 +1,4 @@
-"""Activations in parts of the batch: what one part exchanges travels while the next part computes.
+"""Activations in parts of the batch: what one part exchanges is sent while the next part computes.
 
 Before: a `LocalProgram`. After: the same results, but calls and collectives that rules can split along the batch run
 for each part. Between two exchanges all parts have their turn, in order, so that the exchange of part i runs beside
@@ -152,7 +152,7 @@ class _PartsCutter:
             yield part
 
     def exchanges_parts(self, node: Collective) -> bool:
-        """True where the parts of a value are exchanged one by one."""
+        """True if the parts of a value are exchanged one by one."""
         changed = {
             "all_reduce": (),
             "all_to_all": (node.dim, node.split_dim),
@@ -293,7 +293,7 @@ class Turns:
 
 
 def part_signature(call: OpCall, cut: Sequence[int | None], parts: int) -> Signature | None:
-    """The signature along the batch under which operands are read as they are cut; None where there is none.
+    """The signature along the batch under which operands are read as they are cut; None if there is none.
 
     Args:
         cut: for each operand the dimension along which it is cut; None for those that are whole.
@@ -381,7 +381,7 @@ class BatchCut:
 
 
 def may_cut(graph: LogicalGraph, options: Options) -> bool:
-    """True where the batch of a step may be cut: the step is not yet in parts otherwise, and all ranks are alike.
+    """True if the batch of a step may be cut: the step is not yet in parts otherwise, and all ranks are alike.
 
     Where all shards of a tensor have one shape, rules allow the same cuts on all ranks.
     """

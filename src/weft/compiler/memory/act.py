@@ -64,7 +64,7 @@ def act_memory(
 
     Args:
         sources: names of what optimizers read.
-        strided: names of values that may lie out of order.
+        strided: names of values that may be laid out of order.
     """
     match actor:
         case Compute():
@@ -152,7 +152,7 @@ def _shares(
 def _kinds(
     marked: Collection[str], away: Collection[str], registers: Mapping[str, Register]
 ) -> KindOf:
-    """The kind of each value: gradients are `marked`, what lies on the host is `away`."""
+    """The kind of each value: gradients are `marked`, what is on the host is `away`."""
 
     def kind(name: str) -> Kind:
         if name in marked:
@@ -278,7 +278,7 @@ def communication_memory(
     """The memory that an act of a communicating actor takes and leaves.
 
     Args:
-        strided: names of values that may lie out of order, and are copied before they are sent.
+        strided: names of values that may be laid out of order, and are copied before they are sent.
     """
     bases: dict[str, str] = {}
     fresh: dict[str, tuple[Kind, Bytes]] = {}
@@ -299,7 +299,7 @@ def communication_memory(
 
 
 def _laid(each: Exchange, strided: Collection[str]) -> Bytes:
-    """The bytes of a copy of the input that lies in order, where none is made anyway."""
+    """The bytes of a copy of the input that is laid out in order, where none is made anyway."""
     if each.input is None or each.input.name not in strided:
         return Bytes(0)
     if isinstance(each, Collective):
@@ -314,7 +314,7 @@ def _laid(each: Exchange, strided: Collection[str]) -> Bytes:
 
 
 def _in_place(each: Exchange) -> TypeGuard[Collective]:
-    """True where an exchange writes its result over its input."""
+    """True if an exchange writes its result over its input."""
     return isinstance(each, Collective) and each.in_place
 
 
@@ -349,7 +349,7 @@ def exchange_bytes(each: Exchange) -> Bytes:
     others = after - (before if each.kind == "all_gather" else 0)
     match each.kind:
         case "all_reduce":
-            return after  # a copy of the input, reduced where it lies
+            return after  # a copy of the input, reduced where it is
         case "all_gather":
             return Bytes(after + (others if each.dim else 0))
         case "all_to_all":

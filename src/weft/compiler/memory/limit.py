@@ -127,7 +127,7 @@ def _of_modules(peak: Peak, makers: _Makers, options: Options) -> Iterator[str]:
 
 
 def _of_zero(peak: Peak, graph: LogicalGraph, options: Options) -> Iterator[str]:
-    """Variables that lie whole along an axis of several ranks could lie in shards."""
+    """Variables that are whole along an axis of several ranks could be sharded."""
     if isinstance(options.zero, Zero) and options.zero.level == 3:
         return
     for axis in range(max(placement.axes for placement in graph.placements)):

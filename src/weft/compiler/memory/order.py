@@ -76,7 +76,7 @@ def moments_of(timeline: Iterable[Timed]) -> Iterator[Moment]:
 class Base(NamedTuple):
     """A storage on which a register stands: its name, its versions in a step (0 for no register), and what it takes.
 
-    `fresh` is kind and bytes where the act makes it; None where it was read.
+    `fresh` is kind and bytes where the act makes it; None if it was read.
     """
 
     name: str
@@ -90,8 +90,8 @@ class FilledRegister(NamedTuple):
 
     Attributes:
         rate: its versions in a step.
-        on: what it stands on.
-        under: what it may look at besides; None where it does not.
+        on: what it is on.
+        under: what it may look at besides; None if it does not.
     """
 
     name: str
@@ -107,7 +107,7 @@ class ActVersions(NamedTuple):
 
     Attributes:
         reads: registers that they read, with versions in a step.
-        gives: true where what they read is given to the caller.
+        gives: true if what they read is given to the caller.
         kept: what is there from the first act on.
         left: what each act leaves at its end.
     """

@@ -1,4 +1,4 @@
-"""The values of a rank that may lie otherwise in memory than in the order of their elements.
+"""The values of a rank that may be laid out otherwise in memory than in the order of their elements.
 
 Whoever sends such a value copies it first. Views are out of order where they turn dimensions around, repeat them,
 or leave parts of inner ones out; most kernels turn dimensions of results as those of their operands. Which those are,
@@ -35,14 +35,14 @@ _PARTS = {
     "aten.unsafe_split.Tensor": 2,
     "aten.unsafe_split_with_sizes.default": 2,
 }
-# Kernels whose results lie in order whatever the operands are, and some that turn them around.
+# Kernels whose results are laid out in order whatever the operands are, and some that turn them around.
 _PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm"))
 _TURNING = ("attention", "linalg")
 _CONTIGUOUS = Token("memory_format", "contiguous_format")
 
 
 def out_of_order(plan: RankPlan) -> frozenset[str]:
-    """The names of the values of a plan that may lie out of order."""
+    """The names of the values of a plan that may be laid out of order."""
     values = {item.value.name: item.value for item in plan.inputs}
     values |= {register.value.name: register.value for register in plan.registers}
     found: dict[str, bool] = {}
@@ -58,7 +58,7 @@ def out_of_order(plan: RankPlan) -> frozenset[str]:
 def _made(
     call: LocalCall, values: Mapping[str, LocalValue], found: Mapping[str, bool]
 ) -> dict[str, bool]:
-    """The results of a call that may lie out of order; true for those with dimensions turned around."""
+    """The results of a call that may be laid out of order; true for those with dimensions turned around."""
     strided = [name for name in call.operands if name in found]
     shares = shares_memory(call.op)
     if call.op == "weft.slice" or not (strided or shares or _turns(call.op)):
@@ -70,7 +70,7 @@ def _made(
         in_order = bool(call.operands) and not strided
         if in_order and _is_front(call, values[call.operands[0]].shape):
             return {}
-        # For one dimension, a part along another one, or a number that stands there again.
+        # For one dimension, a part along another one, or a number that is there again.
         cuts = call.op in _PARTS or call.op == "aten.expand.default"
         return {x.name: turned or not cuts for x in call.makes if prod(x.shape) > 1}
     if call.op in _PRODUCTS or dict(call.kwargs).get("memory_format") == _CONTIGUOUS:
@@ -86,12 +86,12 @@ def _in_two_dims(call: LocalCall) -> list[LocalValue]:
 
 @cache
 def _turns(op: str) -> bool:
-    """True where an op turns its results around whatever the operands are."""
+    """True if an op turns its results around whatever the operands are."""
     return any(word in op for word in _TURNING)
 
 
 def merges(shape: Sequence[int], made: Sequence[int]) -> bool:
-    """True where a reshape joins dimensions, which it can only copy where they are out of order."""
+    """True if a reshape joins dimensions, which it can only copy where they are out of order."""
     left, right = ([size for size in sizes if size != 1] for sizes in (shape, made))
     if 0 in left:
         return False
@@ -107,7 +107,7 @@ def merges(shape: Sequence[int], made: Sequence[int]) -> bool:
 
 
 def _is_front(call: LocalCall, shape: Sequence[int]) -> bool:
-    """True where a view of a tensor in order is a part that lies in one piece, or all of it."""
+    """True if a view of a tensor in order is a part that is in one piece, or all of it."""
     if call.op not in _PARTS:
         return call.op in ("aten.t.default", "aten.transpose.int", "aten.permute.default") and (
             sum(size > 1 for size in shape) <= 1

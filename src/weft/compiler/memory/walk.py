@@ -1,7 +1,7 @@
 """The memory that one rank holds when it holds most, by kind, read off its plan: no run is needed.
 
 The acts of a step are walked in the order of time. A version of a register takes memory from the
-act that makes it until its last reader is done; what an act takes for itself stands in
+act that makes it until its last reader is done; what an act takes for itself is in
 `act.py`. Views share the memory of what they look at.
 """
 
@@ -82,11 +82,11 @@ def levels(plan: RankPlan, order: Iterable[Moment]) -> Iterator[Bytes]:
 @final
 @dataclass(slots=True, eq=False)
 class VersionStorage:
-    """Memory that versions of registers stand on; compared by identity.
+    """Memory that versions of registers are on; compared by identity.
 
     Attributes:
         register: that it was made for.
-        users: how many versions of registers stand on it.
+        users: how many versions of registers are on it.
     """
 
     register: str
@@ -132,7 +132,7 @@ class MemoryWalk:
     """The memory of a rank, moment after moment: held now, and that held when it was most.
 
     Attributes:
-        storages: those that some version stands on.
+        storages: those that some version is on.
         running: what the acts that run take.
         extras: what acts were found to take, by actor and what it may free.
         held: bytes of `now`, without the host's.

@@ -146,14 +146,14 @@ def on_cut_leaves(graph: LogicalGraph, context: Context) -> Context:
     return replace(context, hints=hints)
 
 
-# Before a batch is cut in time: what need not wait for micro-batches stands alone.
+# Before a batch is cut in time: what need not wait for micro-batches is alone.
 #
 # That is what only borrows a shape or a device, counts of targets, and sums over an entry of the batch, which are taken
 # of the leaf as it is cut, once a step, so that no rank has to gather it.
 
 
 # Ops that take device, dtype or shape from a tensor whose values do not matter; what each is
-# without it, and where its value stands in the arguments.
+# without it, and where its value is in the arguments.
 _BORROWERS: dict[str, tuple[str, int | None]] = {
     "aten.new_zeros.default": ("aten.zeros.default", None),
     "aten.new_ones.default": ("aten.ones.default", None),

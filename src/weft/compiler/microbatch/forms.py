@@ -54,9 +54,9 @@ class Source:
 
     Attributes:
         form: as it is made; None for one that is made from nothing, in any form that is asked for.
-        whole: true where it can be made whole, once a step, before any micro-batch.
+        whole: true if it can be made whole, once a step, before any micro-batch.
         pieces: the dimensions along which a value made from nothing can be made in pieces.
-        ready: true where it has been made whole of all micro-batches already.
+        ready: true if it has been made whole of all micro-batches already.
     """
 
     spec: TensorSpec
@@ -137,7 +137,7 @@ def reshaped(
 
 
 def cheapest(candidates: Iterable[Way], sources: Sequence[Source], batch: int) -> Way:
-    """The way that fits the operands best as they are; the first of equals.
+    """The way that fits the operands best as they are; the first among equals.
 
     Args:
         batch: size of the whole batch: values made from nothing that have it as their first

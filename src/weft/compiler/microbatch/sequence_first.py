@@ -7,7 +7,7 @@ of sequences as the ranks along which the batch is split. Split along time they 
 
 Before: a graph as captured, and the user's hints for the batch. After: an equal graph, in which the
 flattening is a view behind a transposition, and its inverse a transposition behind a view. The ops in
-between are those that do not care which row stands where, which their rules tell: they may be split
+between are those that do not care which row is where, which their rules tell: they may be split
 along the rows, and localizing them needs no offset. For any other op the rows are put back.
 """
 
@@ -72,7 +72,7 @@ class _SequenceFirstWriter:
                 self._call(node)
             else:
                 self._as_it_was(node)
-        for node in ends:  # calls stand before all of them
+        for node in ends:  # calls are before all of them
             for name in node.uses:
                 self._plain(node, name)
         self.nodes.extend(ends)
@@ -148,7 +148,7 @@ class _SequenceFirstWriter:
     ) -> None:
         """View `source` as `cut`, swap dimensions `dim` and `dim + 1`, and view that as `made`.
 
-        For an output or an update this stands beside the call that made the value.
+        For an output or an update this is beside the call that made the value.
         """
         like = node if isinstance(node, Call) else self.graph.producers[made.name]
         assert isinstance(like, Call)  # what is there by time alone was made by a call
@@ -226,12 +226,12 @@ def _shapes(graph: LogicalGraph, node: Node) -> tuple[tuple[int, ...], tuple[int
 
 
 def merges(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
-    """True where a node flattens [n, time, …] to [n·time, …]."""
+    """True if a node flattens [n, time, …] to [n·time, …]."""
     before, after = _shapes(graph, node)
     return before[:2] == (tokens.n, tokens.time) and after[:1] == (tokens.rows,)
 
 
 def parts(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
-    """True where a node makes [n, time, …] of [n·time, …]."""
+    """True if a node makes [n, time, …] of [n·time, …]."""
     before, after = _shapes(graph, node)
     return after[:2] == (tokens.n, tokens.time) and before[:1] == (tokens.rows,)

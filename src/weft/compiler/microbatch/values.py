@@ -230,7 +230,7 @@ class Values:
         return self.made[name, form, stage]
 
     def _can_make(self, name: str, form: SBP) -> bool:
-        """True where a value made from nothing can be made in this form."""
+        """True if a value made from nothing can be made in this form."""
         if form == Broadcast():
             return True
         if (name, form) not in self._makable:
@@ -286,7 +286,7 @@ class _Row(NamedTuple):
     Attributes:
         suffix: of the name of its result.
         args: its arguments, of the values, a name, the form that is wanted, and the phase of the reader.
-        at_reader: true where it runs in each stage that reads the form; else it runs once, where the value is made.
+        at_reader: true if it runs in each stage that reads the form; else it runs once, where the value is made.
     """
 
     suffix: str

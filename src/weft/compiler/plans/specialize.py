@@ -36,7 +36,7 @@ from weft.units import Seconds
 SUMMED_PRODUCT = "weft.accumulate_mm"
 # BLAS adds to sums of these; integers have other kernels, and of the short floats it would add rounded sums.
 _FLOATS = frozenset(("float32", "float64"))
-# Products with fewer elements are never worth a look at how their operands lie.
+# Products with fewer elements are never worth a look at how their operands are laid out.
 _WIDE = 2**14
 # Elements from which on the fused forward of BatchNorm is worth being taken apart.
 _LARGE = 2**18
@@ -48,9 +48,9 @@ class KernelVariant:
     """An op that runs as another op with the same arguments.
 
     Attributes:
-        op: what stands in the plan.
+        op: what is in the plan.
         runs: what has the kernel.
-        pays: true where that is faster for a call.
+        pays: true if that is faster for a call.
     """
 
     op: str
@@ -65,7 +65,7 @@ class Target:
 
     Attributes:
         device_type: "cpu" or "cuda".
-        onednn: true where float32 products are faster in oneDNN than in BLAS.
+        onednn: true if float32 products are faster in oneDNN than in BLAS.
     """
 
     device_type: str
@@ -135,7 +135,7 @@ def join_sums(
     the product is neither written nor read, and takes no memory of its own.
 
     Returns:
-        The nodes; and for each old place, and the end, the new one of what stands there or follows.
+        The nodes; and for each old place, and the end, the new one of what is there or follows.
     """
     uses = Counter(name for node in nodes for name in node.reads)
     products = {
@@ -171,7 +171,7 @@ def _summed(node: LocalCall | LocalUpdate) -> str:
 
 
 def _is_wide(call: LocalCall) -> bool:
-    """True where a product may be large enough for oneDNN; its kernel looks at the operands, too."""
+    """True if a product may be large enough for oneDNN; its kernel looks at the operands, too."""
     made = call.outputs[0]
     if made is None or made.dtype != "float32" or call.kwargs:
         return False
@@ -187,14 +187,14 @@ def _positions(call: LocalCall) -> int:
 
 
 def _slow_statistics(call: LocalCall) -> bool:
-    """True where ATen is slow at the statistics of a BatchNorm in training: of large images."""
+    """True if ATen is slow at the statistics of a BatchNorm in training: of large images."""
     made = call.outputs[0]
     many = call.args[5] is True and _positions(call) >= MANY_POSITIONS
     return many and made is not None and math.prod(made.shape) >= _LARGE
 
 
 def _slow_backward(call: LocalCall) -> bool:
-    """True where ATen is slow at the backward of a BatchNorm in training: of tiny images."""
+    """True if ATen is slow at the backward of a BatchNorm in training: of tiny images."""
     return call.args[7] is True and 1 < _positions(call) < FEW_POSITIONS
 
 
@@ -229,7 +229,7 @@ def outline(plan: RankPlan, fewest: int = FEWEST) -> RankPlan:
     """The plan with the places in its segments where parts begin that may each be compiled as one kernel."""
     segments = [actor for actor in plan.actors if isinstance(actor, Compute)]
     calls = [node for one in segments for node in one.nodes if isinstance(node, LocalCall)]
-    # Calls are known by identity: equal ones stand in many places.
+    # Calls are known by identity: equal ones are in many places.
     begins = {id(calls[place]) for place in repeats(calls, fewest)}
     actors = tuple(
         replace(actor, parts=_places(actor, begins)) if isinstance(actor, Compute) else actor

@@ -163,7 +163,7 @@ class ActorGraph:
         return f"rank {rank}: {actor.phase.kind} of stage {actor.phase.stage}, {actor_text(actor)}"
 
     def crosses_barrier(self, link: Link) -> bool:
-        """True where a loop register is read only after all its versions have been made."""
+        """True if a loop register is read only after all its versions have been made."""
         return link.register.rate > 1 and self.levels[link.source] < self.levels[link.target]
 
     def lasts(self, node: Node) -> Seconds:

@@ -74,7 +74,7 @@ class _Joiner:
 
     Attributes:
         loop: values of which there is one for each micro-batch.
-        staged: true where only what is of one phase is joined.
+        staged: true if only what is of one phase is joined.
         parameters: values that are made of parameters alone.
         once, again: for each communicator, the bytes that are reduced once a step behind a loop, and in an act of one.
         urgent: values that are reduced alone and at once.

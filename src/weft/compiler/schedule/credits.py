@@ -137,7 +137,7 @@ class _CopySearch:
             self.groups.setdefault(group, []).append(slot)
 
     def loosen(self, cycle: Sequence[Edge[Node]], goal: Seconds) -> bool:
-        """Give copies to the registers of a cycle that take the least memory; False where none has room or use."""
+        """Give copies to the registers of a cycle that take the least memory; False if none has room or use."""
         tokens, seconds = sum(e.tokens for e in cycle), sum(e.seconds for e in cycle)
         lack = max(1, math.ceil(seconds / (goal * ENOUGH) - 1e-9) - tokens)
         labels = [edge.label for edge in cycle if isinstance(edge.label, tuple)]
@@ -159,7 +159,7 @@ class _CopySearch:
         return False
 
     def _reserves(self, slots: Iterable[Slot], more: int) -> bool:
-        """Take room for copies; False where a rank has too little."""
+        """Take room for copies; False if a rank has too little."""
         if self.room is None:
             return True
         needed: dict[int, int] = {}
@@ -232,7 +232,7 @@ def give_credits(draft: PlanDraft, _: Context) -> PlanDraft:
 # Writes over memory, stated in the plan: all-reduces over their input, and the values that must be copied before.
 #
 # Before: a plan with its registers. After: an all-reduce runs in place where nobody else holds the
-# memory of its input, so gradients are reduced where they lie, with no bucket to fill and to empty;
+# memory of its input, so gradients are reduced where they are, with no bucket to fill and to empty;
 # and what a segment hands on out of the memory of a variable is a copy where the variable is
 # rewritten.
 

@@ -51,7 +51,7 @@ class Bucket:
 
     @property
     def gathers(self) -> bool:
-        """True where it makes tensors whole."""
+        """True if it makes tensors whole."""
         return all(each.kind == "all_gather" for each in self.collectives)
 
     @property
@@ -126,7 +126,7 @@ def _problem(draft: PlanDraft) -> str | None:
         )
     for place, actor in enumerate(draft.actors):
         if actor.id != place:
-            return f"actor {actor.id} stands at place {place}"
+            return f"actor {actor.id} is at place {place}"
     made = {name for actor in draft.actors for name in actor.produces}
     read = {name for actor in draft.actors for name in actor.consumes}
     missing = sorted(read - made)

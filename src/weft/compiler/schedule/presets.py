@@ -28,8 +28,8 @@ class NamedSchedule:
         order: the kinds of phases, first those that go first when several may act.
         in_flight: of a preset and a stage, the number of micro-batches that may be between the stage's forward and
             the end of its backward.
-        splits_weights: true where the gradients of weights are split from the backward.
-        takes_turns: true where ranks run several stages, and take turns between them.
+        splits_weights: true if the gradients of weights are split from the backward.
+        takes_turns: true if ranks run several stages, and take turns between them.
     """
 
     order: tuple[PhaseKind, PhaseKind, PhaseKind]
@@ -115,7 +115,7 @@ PRESETS: Mapping[Schedule, NamedSchedule] = {
 def turning_stage(context: Context) -> int | None:
     """The stage in which the backward of a micro-batch follows its forward soon: the last; None without one.
 
-    GPipe makes all forwards first. Where ranks take turns, gathering once for both held up to 13 % less memory than
+    GPipe makes all forwards first. If ranks take turns, gathering once for both held up to 13 % less memory than
     gathering twice, and took as long (GPT of 12 layers, ZeRO 3, 4 stages on 2 groups of 4 H100, 2 to 16
     micro-batches).
     """
@@ -162,7 +162,7 @@ def stages_around(stages: Stages) -> int:
 def with_priorities(actors: Sequence[Actor], preset: Preset) -> tuple[Actor, ...]:
     """The actors of a rank with the priorities of a schedule.
 
-    Work that runs once a step goes first when the loop waits for it, and last otherwise. Where ranks have one stage
+    Work that runs once a step goes first when the loop waits for it, and last otherwise. If ranks have one stage
     each, a forward that has begun is ended before a backward continues: the next stage waits for it.
     """
     early, last = _early_actors(actors), 1 + 3 * preset.stages

@@ -1,13 +1,13 @@
 """The order in which actors of a rank go: priorities of phases, and gathers before the reductions of another block.
 
 Parameters that are gathered for each use (ZeRO 3) are prefetched: a few ahead, no more, by control registers. A gather
-needs nothing but a shard that is always there, so it could run at any time, and what it makes would lie there until it
+needs nothing but a shard that is always there, so it could run at any time, and what it makes would be there until it
 is used. The gathers of a phase and a dtype form a ring, in the order of their use: the last reader of a gather lets the
 one `AHEAD` places after it begin. In a loop the ring is closed: the last gathers of a micro-batch let the first of the
 next one begin. A block trained in bfloat16 gathers its matrices, and its norms in float32: with one ring for both, two
 of them ahead would be one block, and its gathers would wait for the block before to end.
 
-A communicator keeps its order, so a gather that is prefetched must also stand before the reductions that wait for the
+A communicator keeps its order, so a gather that is prefetched must also be before the reductions that wait for the
 gradients of the block that runs then.
 """
 

@@ -59,7 +59,7 @@ def plan_ranks(
 
     Without `classes`, each rank by itself, in the order of the graph. Else all together. With a named schedule,
     priorities and copies are its own (`schedule/presets.py`), but for micro-batches in flight that are given. Otherwise
-    there are as few copies as the busiest queue needs (`schedule/credits.py`). Where simulations show that it shortens
+    there are as few copies as the busiest queue needs (`schedule/credits.py`). If simulations show that it shortens
     the step, weights' gradients are split from the backward, and copies are those of zero bubble or, with several
     stages on a rank, of the interleaved schedule. One stage keeps the fewest copies that are live: micro-batches are
     there to save memory.
@@ -105,7 +105,7 @@ class PlansCandidate:
 
     Attributes:
         graph: the plans as they were before.
-        split: true where weights' gradients are split from the backward.
+        split: true if weights' gradients are split from the backward.
         plans, simulation: with copies.
     """
 
@@ -219,7 +219,7 @@ class Scheduled:
     Attributes:
         plans: of the ranks that were planned: of each class of equal ranks the first, and those
             that were asked for.
-        seconds: how long acts of the first of each class take; nothing where nothing had to be decided.
+        seconds: how long acts of the first of each class take; nothing if nothing had to be decided.
         classes: for each rank of the program, the first of those that are like it (`schedule/equal_ranks/`).
     """
 
@@ -232,7 +232,7 @@ class Scheduled:
     def simulation(self) -> SimulatedStep | None:
         """A step in the orders of the plans, of the first of each class, when it is first asked for.
 
-        None where nothing had to be decided.
+        None if nothing had to be decided.
 
         Raises:
             InternalError: the plans would hang; the message names the acts that wait for each other.

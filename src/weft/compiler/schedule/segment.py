@@ -92,10 +92,10 @@ def segment(draft: PlanDraft, context: Context) -> PlanDraft:
     return replace(draft, actors=actors)
 
 
-# Hold and feed stand before the work.
+# Hold and feed are before the work.
 _FIRST = 2
 # How many buckets of gradients a backward may be ahead: what they reduce is whole meanwhile. With two ZeRO 3 is up to
-# a hundredth slower: gathers stand between them (GPT of 12 layers on 8 H100, 4 micro-batches: 48.6 ms; three: 48.3).
+# a hundredth slower: gathers are between them (GPT of 12 layers on 8 H100, 4 micro-batches: 48.6 ms; three: 48.3).
 UNDER_WAY = 3
 
 
@@ -246,7 +246,7 @@ class StepParts:
     """Knows the part of every item of a rank's schedule.
 
     Args:
-        staged: true where phases make parts; otherwise all phases are one.
+        staged: true if phases make parts; otherwise all phases are one.
     """
 
     def __init__(self, program: LocalProgram, schedule: Schedule, staged: bool) -> None:
@@ -273,7 +273,7 @@ class StepParts:
         return found
 
     def comes_again(self, name: str, reader: ScheduleItem) -> bool:
-        """True where a value is made again for each act of its reader."""
+        """True if a value is made again for each act of its reader."""
         return name in self._loop or not self.of(reader).looped
 
 

@@ -32,7 +32,7 @@ def choose_stages(graph: LogicalGraph, context: Context) -> Context:
 
     Args:
         graph: as captured; phases say what is backward.
-        context: with the stages and the cost model, and all ranks. Where another program has decided the homes
+        context: with the stages and the cost model, and all ranks. If another program has decided the homes
             of variables, what reads them follows; where the even split decided for another shape of the
             batch, the same calls keep their stages.
 
@@ -193,7 +193,7 @@ def _backward(
 
     Calls that belong to no forward call, such as sums of gradients and the seed, join their operands where these are
     of one stage, else where its result is read: where the value is made that it is the gradient of. A sum to which
-    more of a stage is added stands there, so that the stage sends its sum alone.
+    more of a stage is added is there, so that the stage sends its sum alone.
     """
     of_pair: dict[int, int] = {}
     made: dict[str, int] = {}
@@ -218,7 +218,7 @@ def _backward(
 
 
 def _goes_on(graph: LogicalGraph, call: Call, known: Mapping[str, int], stage: int) -> bool:
-    """True where the results of a call are added to more that is made in a stage."""
+    """True if the results of a call are added to more that is made in a stage."""
     readers = (node for value in call.makes for node in graph.users[value.name])
     return any(
         known.get(first_result(graph.producers[used])) == stage

@@ -186,7 +186,7 @@ class _Part:
         return isinstance(producer, Input) and producer.role in ("batch", "constant")
 
     def _is_fed(self, name: str) -> bool:
-        """True where this stage takes a leaf from the user: none of its ranks has it already."""
+        """True if this stage takes a leaf from the user: none of its ranks has it already."""
         placements = self.stages.placements
         here = set(placements[self.stage].ranks)
         return self._is_leaf(name) and all(
@@ -210,7 +210,7 @@ class _Part:
 
 # Stages that are laid out, joined by boxing between their placements.  Between a value that a stage makes and the
 # stages that read it stands one boxing, right after the value is made; it starts from a layout in which the value
-# stands there anyway. Results of the step go to all ranks of all stages.
+# is there anyway. Results of the step go to all ranks of all stages.
 
 
 @final
@@ -227,7 +227,7 @@ class LaidOut:
     graph: LogicalGraph
 
     def standing(self, name: str) -> list[Value]:
-        """A value in the layouts in which it stands in this stage: as it is made, then boxed.
+        """A value in the layouts in which it is in this stage: as it is made, then boxed.
 
         An input counts only as it comes: it is boxed late, before its first reader.
         """

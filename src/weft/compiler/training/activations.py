@@ -99,7 +99,7 @@ def _returned(
 
 
 def _leaves(graph: LogicalGraph, value: Value, path: str) -> bool:
-    """True where calls of the forward outside of a module read a value."""
+    """True if calls of the forward outside of a module read a value."""
     readers = (each for each in graph.users[value.name] if isinstance(each, Call))
     return any(x.phase.kind == "forward" and path not in around(x.module) for x in readers)
 

@@ -1,10 +1,10 @@
-"""Find where a parameter that lies in shards becomes whole, or a whole one is cut, and for which readers.
+"""Find where a parameter that is sharded becomes whole, or a whole one is cut, and for which readers.
 
 Before: calls read a parameter, or views and casts of it. After: each group of readers has a chain
 of its own, in which a hint says from where on the parameter is whole; deduction puts the all-gather
 there:
 
-    %w.cast0 = aten._to_copy(%w, …)            a cast works on the shard: fewer bytes travel
+    %w.cast0 = aten._to_copy(%w, …)            a cast works on the shard: fewer bytes are sent
     %w.take0 = weft.take(%w.cast0) hint(S(0))  where each group has a gather of its own
     %w.hint0 = weft.hint(%w.take0) hint(B)
     %w.t0    = aten.t(%w.hint0)                a view of the whole
@@ -41,12 +41,12 @@ _CASTS = frozenset(("aten._to_copy.default", "prims.convert_element_type.default
 @final
 @dataclass(frozen=True)
 class Gather:
-    """A gather of one parameter for its readers, or the cut of one that lies whole.
+    """A gather of one parameter for its readers, or the cut of one that is whole.
 
     Attributes:
         shard: how it is stored, for each stage; of use where it is gathered each time.
         whole: how it is used, for each stage.
-        each_time: true where the readers in one block and phase gather it for themselves, in each
+        each_time: true if the readers in one block and phase gather it for themselves, in each
             micro-batch, together with what else the block reads; otherwise it is gathered once a
             step for all readers of a stage.
     """
@@ -75,7 +75,7 @@ def gather_parameters(
     """Give the readers of some parameters, named by their values, chains as above.
 
     Args:
-        turning: the stage in which the backward of a micro-batch follows its forward at once, if any. Where that of a
+        turning: the stage in which the backward of a micro-batch follows its forward at once, if any. If that of a
             block follows with no other block between, as that of the last one does, both share what is gathered. In
             other stages it would stay for as long as the micro-batch is in flight, and keep the next one from its own.
     """
@@ -154,7 +154,7 @@ class _GatherRewriter:
                 if gather.each_time:
                     self._note_group(gather.group(node), node)
                     self.wanted.setdefault(self._group(name, node), []).append((name, node))
-            # A block whose parameters are whole stands between the backward of those around it and their forward.
+            # A block whose parameters are whole is between the backward of those around it and their forward.
             block = block_of(node.module)
             if block in self.whole:
                 self.last[node.phase.stage] = (node.phase, block), runs_in_loop(node, self.loop)

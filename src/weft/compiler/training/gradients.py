@@ -53,7 +53,7 @@ def gradients(graph: LogicalGraph, homes: Mapping[str, int] | None = None) -> tu
 
 
 def by_optimizer(update: Update) -> bool:
-    """True where an optimizer runs this update; others copy a new version of a buffer."""
+    """True if an optimizer runs this update; others copy a new version of a buffer."""
     return update.rule != "copy"
 
 
@@ -164,7 +164,7 @@ class Scalars:
 # Before: updates by gradients. After: by gradients times `min(1, max_norm / (norm + 1e-6))`, as
 # `torch.nn.utils.clip_grad_norm_` does it between backward and the optimizer's step; the metric
 # "grad_norm" is the norm before clipping. The squares of a split gradient are summed where its shards
-# lie; only numbers travel.
+# lie; only numbers are sent.
 #
 # Gradients are divided by the loss scale of float16 first; a step with one that is not finite, on any rank
 # of any stage, updates nothing and halves the scale.

@@ -7,19 +7,19 @@ up, as sums do not pass a conversion that loses something:
     %w.wide = aten._to_copy(%g, float32)
     %w.sum  = aten._to_copy(%w.wide, bfloat16)      not in a part of the sum
 
-Where gradients are to be added up as they are, the conversions between them and the optimizer, in
+If gradients are to be added up as they are, the conversions between them and the optimizer, in
 graphs with float32 parameters or FP32 main parameters, take the whole sum: `weft.cast_whole`.
 
-In which dtype sums of several ranks travel, of gradients and of activations, is said once layouts are known. Before: a
-boxing adds up the parts of ranks in the dtype in which they were made. After, where gradients are to be reduced in
+In which dtype sums of several ranks are sent, of gradients and of activations, is said once layouts are known. Before:
+a boxing adds up the parts of ranks in the dtype in which they were made. After, where gradients are to be reduced in
 float32:
 
     %g.wide = aten._to_copy(%g, float32)       still a part of the sum
-    %g.box  = box %g.wide                      float32 travels
+    %g.box  = box %g.wide                      float32 is sent
     %w      = …                                read it as it is where they converted it to float32,
     %g.back = aten._to_copy(%g.box, bfloat16)  others what it is when rounded
 
-and where a wider gradient is to travel as bf16, `weft.cast_parts` before the boxing, and a conversion
+and where a wider gradient is to be sent as bf16, `weft.cast_parts` before the boxing, and a conversion
 back behind it. So layouts do not depend on it, and the bytes of every boxing follow from its dtype.
 """
 
@@ -89,7 +89,7 @@ def _as_they_are(graph: LogicalGraph) -> LogicalGraph:
 
 
 def lay_exchanges(graph: LogicalGraph, context: Context) -> LogicalGraph:
-    """The graph whose sums travel in the dtypes that the user names."""
+    """The graph whose sums are sent in the dtypes that the user names."""
     wanted = _wanted(graph, context.options.precision or Precision())
     if not wanted:
         return graph
@@ -100,7 +100,7 @@ def lay_exchanges(graph: LogicalGraph, context: Context) -> LogicalGraph:
 
 
 def _wanted(graph: LogicalGraph, precision: Precision) -> dict[str, str]:
-    """For the result of each boxing that is to travel in another dtype: which."""
+    """For the result of each boxing that is to be sent in another dtype: which."""
     gradients = passed_to_gradients(graph) if precision.reduce else frozenset[str]()
     found: dict[str, str] = {}
     for node in graph.of_kind(Box):
@@ -120,7 +120,7 @@ class _DtypeRewriter:
     """The state of the walk.
 
     Attributes:
-        wanted: for the results of boxings, the dtype to travel in.
+        wanted: for the results of boxings, the dtype to be sent in.
         names: what stands for a value.
         kept: the same values in the dtype that travelled, for conversions to it; by name.
     """

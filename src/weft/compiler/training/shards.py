@@ -1,4 +1,4 @@
-"""Choose the variables that lie in shards, and their layouts: as ZeRO asks, where one can be cut."""
+"""Choose the variables that are sharded, and their layouts: as ZeRO asks, where one can be cut."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from weft.strategy.parts import (
 
 
 def choose_shards(graph: LogicalGraph, context: Context) -> Context:
-    """Decide what lies in shards: what an optimizer updates, as `Options.zero` says; at level 3 other parameters too.
+    """Decide what is sharded: what an optimizer updates, as `Options.zero` says; at level 3 other parameters too.
 
-    A parameter whose update needs it whole lies whole, also where the strategy splits it; calls that read it take
+    A parameter whose update needs it whole is whole, also where the strategy splits it; calls that read it take
     parts of it then.
 
     Another program may have sharded parameters that are alive; nothing else is sharded then.
@@ -45,7 +45,7 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
 
     Raises:
         StrategyError: when no placement has the axis; a pattern names no parameter; or another plan has decided that
-            a parameter lies in parts, and its update needs it whole.
+            a parameter is in parts, and its update needs it whole.
     """
     stages = context.stages
     stored = {key: axis for own in context.hints.values() for key, axis in own.stored.items()}
@@ -101,13 +101,13 @@ def _kept_whole(context: Context, rules: Mapping[str, str], stored: Collection[s
     if not split:
         return context
     rule = ", ".join(dict.fromkeys(split.values()))
-    note = f"{', '.join(split)} lie whole and are used in parts: updates by {rule} need the whole tensor"
+    note = f"{', '.join(split)} are whole and are used in parts: updates by {rule} need the whole tensor"
     kept = {axes: replace(own, whole=own.whole.union(split)) for axes, own in hints.items()}
     return replace(context, hints=kept, notes=(note, *context.notes))
 
 
 def _is_decided(hints: Mapping[int, Hints], stored: Collection[str]) -> bool:
-    """True where another plan has decided how variables are stored."""
+    """True if another plan has decided how variables are stored."""
     return bool(stored) or any(each.shares is not None for each in hints.values())
 
 
@@ -132,7 +132,7 @@ class _Search:
     Attributes:
         stored: what another program has sharded; nothing else is then.
         whole: the rules of updates that need the whole tensor, by the key of the parameter.
-        decided: true where another plan has decided what lies in shards.
+        decided: true if another plan has decided what is sharded.
     """
 
     graph: LogicalGraph
@@ -145,7 +145,7 @@ class _Search:
     decided: bool
 
     def concerns(self, node: Input) -> bool:
-        """True where a variable is a parameter that is to be sharded where possible."""
+        """True if a variable is a parameter that is to be sharded where possible."""
         if self.decided:
             return node.key in self.stored
         if node.role != "parameter" or not self.graph.users[node.value.name]:
@@ -224,9 +224,9 @@ ACCUMULATE = "weft.accumulate"
 
 
 def shard_variables(graph: LogicalGraph, context: Context) -> LogicalGraph:
-    """The graph with gathers of what lies in shards, and at levels 2 and 3 with early reductions.
+    """The graph with gathers of what is sharded, and at levels 2 and 3 with early reductions.
 
-    Hints name the variables that lie whole and are split where they are used.
+    Hints name the variables that are whole and are split where they are used.
     """
     placements, hints = context.stages.placements, context.hints
     parts: dict[str, Gather] = {}

@@ -32,11 +32,11 @@ _ORDER = {Input: 0, Call: 1, Box: 1, Update: 2, Output: 3}
 
 
 def kinds_in_order(graph: LogicalGraph) -> Iterator[Finding]:
-    """Inputs stand first, then calls and boxings, then updates, then outputs."""
+    """Inputs are first, then calls and boxings, then updates, then outputs."""
     reached = 0
     for node in graph.nodes:
         if _ORDER[type(node)] < reached:
-            yield node, "it stands after a node of a later kind"
+            yield node, "it is after a node of a later kind"
         reached = max(reached, _ORDER[type(node)])
 
 
@@ -75,7 +75,7 @@ def calls_know_their_tensors(graph: LogicalGraph) -> Iterator[Finding]:
 
 
 def dtypes_known(graph: LogicalGraph) -> Iterator[Finding]:
-    """Every dtype stands in `weft.units.ITEM_SIZE`; no size is negative."""
+    """Every dtype is in `weft.units.ITEM_SIZE`; no size is negative."""
     # For equal ones, such as those of repeated layers, one.
     kinds = {(value.dtype, value.shape) for value in graph.values.values()}
     if all(dtype in ITEM_SIZE and min(shape, default=0) >= 0 for dtype, shape in kinds):
@@ -168,10 +168,13 @@ def inputs_come_as_said(graph: LogicalGraph) -> Iterator[Finding]:
 
 
 def hints_given(graph: LogicalGraph) -> Iterator[Finding]:
-    """Hints and takes say how their result is to lie, other calls do not."""
+    """Hints and takes say how their result is to be laid out, other calls do not."""
     for node in graph.of_kind(Call):
         if (node.hint is not None) != (node.op in (HINT, TAKE)):
-            yield node, "it says how its result is to lie" if node.hint else "it has no hint"
+            yield (
+                node,
+                "it says how its result is to be laid out" if node.hint else "it has no hint",
+            )
 
 
 def kept_values_stay(graph: LogicalGraph) -> Iterator[tuple[Node, str]]:
@@ -201,7 +204,7 @@ def layouts_given(graph: LogicalGraph) -> Iterator[Finding]:
 
 
 def updates_in_place(graph: LogicalGraph) -> Iterator[Finding]:
-    """The source of an update lies as its target does."""
+    """The source of an update is laid out as its target is."""
     for node in graph.of_kind(Update):
         if graph.values[node.source.name].layout != graph.values[node.target.name].layout:
             yield node, "source and target differ in layout"

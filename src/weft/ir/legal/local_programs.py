@@ -58,7 +58,7 @@ def local_calls_know_their_tensors(program: LocalProgram) -> Iterator[LocalFindi
 
 
 def local_dtypes_known(program: LocalProgram) -> Iterator[LocalFinding]:
-    """Every dtype stands in `weft.units.ITEM_SIZE`; no size is negative."""
+    """Every dtype is in `weft.units.ITEM_SIZE`; no size is negative."""
     for value in program.values.values():
         if value.dtype not in ITEM_SIZE:
             yield f"%{value.name}", f"dtype {value.dtype!r} is unknown"

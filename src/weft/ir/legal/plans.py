@@ -268,7 +268,7 @@ def _updated(actor: Compute) -> set[str]:
 
 def _pieces_add_up(node: Exchange, index: int, ranks: int) -> bool:
     if isinstance(node, Transfer):
-        # Pieces lie inside their tensors, those that arrive fill the output, and what stays here leaves from here.
+        # Pieces are inside their tensors, those that arrive fill the output, and what stays here leaves from here.
         here = [
             [region for peer, region in side if peer == index]
             for side in (node.sends, node.receives)

@@ -56,7 +56,7 @@ def _index(indices: Any, source: OpCall, rank: int) -> tuple[Dims, list[Dims], D
     """Factors of `x`, of each index tensor, and of `x[indices]`.
 
     Indexed dimensions are whole; index tensors broadcast to common dimensions j0, j1, … that stand
-    at the first indexed dimension, or in front when a `None` lies between indexed ones.
+    at the first indexed dimension, or in front when a `None` is between indexed ones.
     """
     at = [i for i, value in enumerate(indices) if isinstance(value, Operand)]
     ranks = [len(source.operands[indices[i].index].shape) for i in at]
@@ -223,7 +223,7 @@ def _scatter(call: OpCall) -> Factors:
 
 @rule(aten("scatter_reduce.two"), linear=_adding, added=(0,))
 def _scatter_reduce(call: OpCall) -> Factors:
-    """A sum that starts from what stands there is a `scatter_add`."""
+    """A sum that starts from what is there is a `scatter_add`."""
     x, index = _along(call)
     adds = bool(_adding(call))
     contracted, whole = frozenset("j" if adds else ""), frozenset("" if adds else "j")

@@ -22,7 +22,7 @@ def _marked(factors: Factors, reduction: int) -> Factors:
 
 
 def _elementwise(position: int) -> FindFactors:
-    """Factors of an element-wise loss whose reduction stands at `position`."""
+    """Factors of an element-wise loss whose reduction is at `position`."""
 
     def factors(call: OpCall) -> Factors:
         return _marked(like_first(call), argument(call, position, "reduction", MEAN))

@@ -1,7 +1,7 @@
 """weft's own ops: those of experts, which multiply rows and send them there and back, and those of passes.
 
 `weft.expert_mm(x[s, k], w[e, k, n], ids[s], offset) -> [s, n]`: row i is `x[i] @ w[ids[i] - offset]`,
-zeros where there is no such matrix. Rows stand in any order; kernels sort their own. Split rows need
+zeros where there is no such matrix. Rows are in any order; kernels sort their own. Split rows need
 nothing of one another; with split experts each rank makes the rows of its own, and the sum is whole.
 `weft.expert_gradient(x[s, k], g[s, n], ids[s], experts, offset) -> [e, k, n]` is the gradient of `w`.
 Both take rows in blocks too: with `ids[b, r]`, block b of x[b, r, k] has the experts
@@ -167,7 +167,7 @@ def _first_alone(call: OpCall) -> Factors:
 
 
 # The sum of the squares of all elements; whether an element is no finite number, 0.0 or 1.0. They
-# count as no work, so that they look at a gradient where it lies: cutting it would save little and
+# count as no work, so that they look at a gradient where it is: cutting it would save little and
 # cost a collective.
 rule("weft.square_sum", "...+ -> ", flops=no_work, traffic=no_work)
 rule("weft.nonfinite", "...+ -> ", reduction="max", flops=no_work, traffic=no_work)
@@ -179,7 +179,7 @@ rule("weft.cast_whole", pointwise)
 # Numbers of the step, the same on all ranks.
 rule("weft.clip_factor", whole_factors)
 rule("weft.next_scale", whole_factors)
-# A parameter for one group of its readers, in each micro-batch; lies as its text says.
+# A parameter for one group of its readers, in each micro-batch; is laid out as its text says.
 rule("weft.take", pointwise, linear=FIRST, monotone=FIRST, view=True)
 # A copy in host memory, and one on the device again that waits for another value; never split again.
 rule("weft.offload", whole_factors)

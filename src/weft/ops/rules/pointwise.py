@@ -38,7 +38,7 @@ SPECIAL_BINARY = """
 
 
 COPIES = "clone lift_fresh_copy"
-# Of operands that lie as they should, they are the operand itself.
+# Of operands that are laid out as they should, they are the operand itself.
 IDENTITIES = "alias contiguous detach positive"
 
 # Increasing everywhere: the largest of many stays the largest. (A logarithm has no value below
@@ -200,7 +200,7 @@ def _reduce(call: OpCall, dims: frozenset[int], contracted: bool) -> Factors:
 
 
 def _over(position: int, contracted: bool = False, default: Any = None) -> FindFactors:
-    """Factors of a reduction whose dimensions stand at `position` (None or () means all)."""
+    """Factors of a reduction whose dimensions are at `position` (None or () means all)."""
 
     def factors(call: OpCall) -> Factors:
         dims = argument(call, position, "dim", default)

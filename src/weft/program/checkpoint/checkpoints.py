@@ -102,7 +102,7 @@ def give_up(program: Saving) -> None:
 
 
 def is_of_another_job(folder: Path) -> bool:
-    """True where another job saves to a folder, as far as its file system tells."""
+    """True if another job saves to a folder, as far as its file system tells."""
     folder = folder.resolve()
     held = _claims.get(folder)
     if held is not None and held.lock is not None:
@@ -131,7 +131,7 @@ def _locked(folder: Path) -> tuple[TextIO | None, str]:
 
 
 def _take(lock: TextIO) -> bool:
-    """Take the lock of an open file; False where another process has it. True where there are no locks."""
+    """Take the lock of an open file; False if another process has it. True if there are no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -168,7 +168,7 @@ class Checkpoints:
 
     Attributes:
         path: the folder, on a file system that all processes see.
-        every: how many steps lie between two that `save_when_due` writes.
+        every: how many steps are laid out between two that `save_when_due` writes.
         keep: how many of the newest stay; those before are taken away. The one of the least score stays, too.
         wait: False continues as soon as all is copied, as `Program.save` does; one more may stay then.
         score: of the figures of `weft.fit`, the one that is best where it is least.
@@ -263,7 +263,7 @@ class Checkpoints:
         One that is damaged, or was never whole, is named in a warning, and the one before is taken.
 
         Returns:
-            What `Program.load` returns; None where there is no checkpoint yet.
+            What `Program.load` returns; None if there is no checkpoint yet.
 
         Raises:
             UserError: all are damaged; or the newest that is whole is of another model, or lacks an extra.
@@ -347,7 +347,7 @@ def check_names(extra: object, taken: Iterable[str], why: str) -> None:
 
 
 def _is_own(place: Path) -> bool:
-    """True for a checkpoint, also one of which a part is gone: nothing of others lies there."""
+    """True for a checkpoint, also one of which a part is gone: nothing of others is there."""
     with suppress(OSError):  # nobody may look there
         names = [] if place.is_symlink() else os.listdir(place)
         return may_go(place) or (bool(names) and all(map(_OWN.fullmatch, names)))
@@ -366,8 +366,6 @@ def _make_room(place: Path) -> None:
         numbers = (place.with_name(f"{place.name}.aside-{number}") for number in count(1))
         aside = next(each for each in numbers if not os.path.lexists(each))
         place.rename(aside)
-        _log.warning(
-            "%s is no checkpoint, and stands in the place of one: it is %s now", place, aside
-        )
+        _log.warning("%s is no checkpoint, and is in the place of one: it is %s now", place, aside)
     except OSError as error:  # saving tells all processes that it cannot be replaced
         _log.warning("%s is no checkpoint, and cannot be taken away: %s", place, error)

@@ -280,7 +280,7 @@ class Distcp:
         if not self._stored:
             heads = ", ".join(sorted({str(path[0]) for path in paths.values()}))
             raise UserError(
-                f"{folder} has no tensors under 'model': its entries stand under {heads or 'nothing'}; expected "
+                f"{folder} has no tensors under 'model': its entries are under {heads or 'nothing'}; expected "
                 "those of {'model': …, 'optimizer': …}, or a model's state_dict alone"
             )
 

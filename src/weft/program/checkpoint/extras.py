@@ -26,7 +26,7 @@ from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor
 
 EXTRA = "extra"
-# Where those stand in a manifest that differ between processes: for each process, its own.
+# Where a manifest keeps those that differ between processes: for each process, its own.
 OWN = "extra of each process"
 _log = logging.getLogger("weft")
 
@@ -144,7 +144,7 @@ def state_of(value: Any, where: str) -> Any:
 def read_extra(manifest: Manifest, objects: Mapping[str, Any], world: World) -> dict[str, Any]:
     """The user's own of a checkpoint.
 
-    Tensors in it are whole, but for those that stand where an object that is given has a global tensor of the same
+    Tensors in it are whole, but for those that are where an object that is given has a global tensor of the same
     shape: of these ranks read their parts, in its layout.
 
     Args:

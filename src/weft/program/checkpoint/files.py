@@ -1,7 +1,7 @@
 """The files of a checkpoint: safetensors, as `torch.distributed.checkpoint` writes and reads them.
 
 Its `HuggingFaceStorageReader` reads these, and what its `HuggingFaceStorageWriter` writes is read here: where the box
-of a tensor that a file holds lies in the whole stands in the file's header.
+of a tensor that a file holds is in the whole is in the file's header.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Extent:
 
     Attributes:
         key: the tensor's name in the file.
-        whole: where it lies in the tensor.
-        checksum: CRC-32 of its bytes, row-major; None where the file was written by another program.
+        whole: where it is in the tensor.
+        checksum: CRC-32 of its bytes, row-major; None if the file was written by another program.
     """
 
     file: str
@@ -134,7 +134,7 @@ def summing(tensors: Sequence[Tensor]) -> Callable[[], list[int]]:
 
 
 def extents_of_file(folder: Path, file: str) -> dict[str, tuple[Region, str]]:
-    """The boxes in a file, from its header: where each lies, and its dtype as text; raises UserError for damage."""
+    """The boxes in a file, from its header: where each is, and its dtype as text; raises UserError for damage."""
     found = {}
     try:
         with _open(folder / file) as opened:
@@ -147,7 +147,7 @@ def extents_of_file(folder: Path, file: str) -> dict[str, tuple[Region, str]]:
                 shape = part.get_shape()
                 offsets = sharding.get(name, {}).get(_OFFSETS, [0] * len(shape))
                 if not all(type(at) is int and at >= 0 for at in offsets):
-                    raise ValueError(f"{name} is to lie at {offsets!r}")
+                    raise ValueError(f"{name} is to be at {offsets!r}")
                 found[name] = tuple(zip(offsets, shape, strict=True)), part.get_dtype()
     except _DAMAGE as error:
         raise DamagedCheckpoint(_damaged(folder / file, error)) from None
@@ -155,7 +155,7 @@ def extents_of_file(folder: Path, file: str) -> dict[str, tuple[Region, str]]:
 
 
 def is_shard(folder: Path, file: str) -> bool:
-    """True where the header of a file says which part of each tensor it holds."""
+    """True if the header of a file says which part of each tensor it holds."""
     try:
         with _open(folder / file) as opened:
             return _SHARDING in (opened.metadata() or {})

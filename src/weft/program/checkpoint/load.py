@@ -151,7 +151,7 @@ def load(
         found = renamed_in(read_manifest(path), weights.names)
         names = {entry.name for entry in entries if entry.name.startswith(MODEL)}
         if not found.about and names.isdisjoint(found.tensors):
-            # A model alone may stand under the plain names of its `state_dict()`.
+            # A model alone may be under the plain names of its `state_dict()`.
             found = replace(found, tensors={MODEL + n: x for n, x in found.tensors.items()})
         if model_only:
             tensors, kinds = found.tensors, (MODEL, BUFFERS, MASTERS)
@@ -202,7 +202,7 @@ def _give(objects: Mapping[str, Any], extra: Mapping[str, Any], path: Path) -> N
         if not hasattr(each, "load_state_dict"):
             raise UserError(
                 f"program.load: extra gives {name!r} a {type(each).__name__}; it takes objects with load_state_dict. "
-                "What is no such object stands in the dict that load returns"
+                "What is no such object is in the dict that load returns"
             )
         try:
             each.load_state_dict(extra[name])
@@ -218,7 +218,7 @@ def _give(objects: Mapping[str, Any], extra: Mapping[str, Any], path: Path) -> N
 def _sources(
     state: ProgramState, manifest: Manifest, entries: Sequence[SavedTensor], strict: bool
 ) -> dict[str, str | None]:
-    """The tensor of the checkpoint from which each entry is read; None where it keeps what it has."""
+    """The tensor of the checkpoint from which each entry is read; None if it keeps what it has."""
     stored = manifest.tensors
     names = {entry.name for entry in entries}
     # Of tied parameters, files of others hold one.
@@ -339,7 +339,7 @@ class _CheckpointReader:
     """Reads what ranks hold.
 
     Attributes:
-        sources: the tensor of the checkpoint from which each entry is read; None where it keeps what it has.
+        sources: the tensor of the checkpoint from which each entry is read; None if it keeps what it has.
         kept: for each parameter of the optimizers, the names of the states that the checkpoint has as tensors.
         numbers: the states that are no tensors, by parameter.
     """

@@ -129,13 +129,13 @@ def _whole(number: object) -> int:
 
 
 def _check_cover(shape: tuple[int, ...], boxes: Sequence[Region]) -> None:
-    """Boxes lie in a tensor, no two share an element, and together they are all of it."""
+    """Boxes are in a tensor, no two share an element, and together they are all of it."""
     for box in boxes:
         if len(box) != len(shape) or any(
             at < 0 or length < 0 or at + length > size
             for (at, length), size in zip(box, shape, strict=True)
         ):
-            raise ValueError(f"a box {box} lies outside of a tensor of shape {shape}")
+            raise ValueError(f"a box {box} is outside of a tensor of shape {shape}")
     if sum(map(region_size, boxes)) != math.prod(shape):
         raise ValueError(f"boxes of a tensor of shape {shape} are not all of it")
     for number, box in enumerate(boxes[:_COMPARED]):

@@ -107,7 +107,7 @@ def writers(entries: Iterable[SavedTensor]) -> dict[tuple[str, int], tuple[Piece
 @final
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor: where it lies in that, (offset, length) of each dimension, and in the part of a rank."""
+    """A box of a tensor: where it is in that, (offset, length) of each dimension, and in the part of a rank."""
 
     whole: Region
     local: Region
@@ -116,7 +116,7 @@ class Piece:
 def pieces_of(
     shape: tuple[int, ...], layout: Layout, shares: Shares | None, rank: int
 ) -> tuple[Piece, ...]:
-    """The pieces of a tensor of whole `shape` that a rank holds, none of them empty; its part lies in `shares`."""
+    """The pieces of a tensor of whole `shape` that a rank holds, none of them empty; its part is in `shares`."""
     region = layout.local_ranges(shape, rank)
     if not region_size(region):
         return ()

@@ -182,7 +182,7 @@ def save(
         replaces: True puts it in the place of what is there.
 
     Returns:
-        The work that continues; None where it is done.
+        The work that continues; None if it is done.
 
     Raises:
         UserError: on all processes, when one cannot write; nothing is at `path` then. Where `before` has failed.

@@ -56,7 +56,7 @@ class ProgramSaving(ProgramPart):
         Args:
             path: on a file system that all processes see.
             extra: more that `load` returns: numbers, texts, tensors, lists and dicts of them, and objects with
-                `state_dict` and `load_state_dict` such as learning-rate schedulers. Where they differ between
+                `state_dict` and `load_state_dict` such as learning-rate schedulers. If they differ between
                 processes, each keeps its own; global tensors in them must be the same on all.
             wait: False continues as soon as all is copied to host memory; a thread writes meanwhile. The next `save`,
                 `load`, `wait_for_saved` and `close` wait for it, and raise what has failed.
@@ -215,7 +215,7 @@ class ProgramSaving(ProgramPart):
 
     @property
     def exchange(self) -> Callable[[str], list[str]] | None:
-        """Gives the texts of all processes, given this one's, which all must call; None where it is the only one."""
+        """Gives the texts of all processes, given this one's, which all must call; None if it is the only one."""
         return self._exchange if self._core.setting.world.several else None
 
     @one_at_a_time

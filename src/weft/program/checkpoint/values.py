@@ -160,7 +160,7 @@ def _special(value: dict[str, Any], inner: Any, tensors: dict[str, Tensor]) -> A
 
 
 def check_plain(tensor: Tensor, where: str) -> None:
-    """Raise UserError, saying what would do, for a tensor that no checkpoint can hold; it stands at `where`."""
+    """Raise UserError, saying what would do, for a tensor that no checkpoint can hold; it is at `where`."""
     if why := _why_not(tensor):
         raise UserError(
             f"{where} is {why[0]}; a checkpoint takes dense tensors with values: {why[1]}"
@@ -320,7 +320,7 @@ def options_of(about: Mapping[str, Any], optimizers: Optimizers) -> list[list[di
 
 
 def _fits(value: Any, now: Any) -> bool:
-    """True where an option may have a value: of the kind of the one that it has."""
+    """True if an option may have a value: of the kind of the one that it has."""
     if isinstance(now, np.generic):
         now = now.item()
     if value is None and isinstance(now, Tensor):

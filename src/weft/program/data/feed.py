@@ -59,7 +59,8 @@ class RowsOfBatch:
         missing = [row for row in wanted if row not in places]
         if missing:
             raise BatchError(
-                f"batch leaf {key} lies otherwise in this program than in the one that the loader was made with: row "
+                f"batch leaf {key} is laid out otherwise in this program than in the one that the loader was made "
+                "with: row "
                 f"{missing[0]} was not loaded by this process; make a loader with the program that reads it, as "
                 "weft.Loader(…, evaluation), or give it split=False"
             )
@@ -115,7 +116,7 @@ def whole_batch_of(batch: Any) -> Any:
 
 
 def is_on_the_host(batch: Any) -> bool:
-    """True where all tensors of a batch are plain ones of the host: cutting them needs no stream and no other rank."""
+    """True if all tensors of a batch are plain ones of the host: cutting them needs no stream and no other rank."""
     found, _ = flatten(batch.batch if isinstance(batch, RowsOfBatch) else batch, "batch")
     return all(
         type(leaf) is torch.Tensor and leaf.device.type == "cpu"
@@ -151,7 +152,7 @@ class BatchPlaceholders:
 
     Attributes:
         batch: the nest of its leaves.
-        rows: that this process has; None where it has all of plain tensors.
+        rows: that this process has; None if it has all of plain tensors.
         held: of each stand-in, by its id, what this process has: rows, or parts of a global tensor.
     """
 
@@ -192,7 +193,7 @@ class Feeder:
     Args:
         spec, graph: what a batch looks like, and the layouts of its leaves.
         devices: of the ranks of this process.
-        compared: true where other processes must be given the same batches, so that checksums are wanted.
+        compared: true if other processes must be given the same batches, so that checksums are wanted.
     """
 
     def __init__(
@@ -331,13 +332,13 @@ class Feeder:
                 leaf = cut.to_global(placement=layout.placement, sbp=layout.sbp)
         if leaf.spec.layout != layout:
             raise BatchError(
-                f"batch leaf {key} lies as {leaf.spec.layout}, the program was compiled for {layout}; "
+                f"batch leaf {key} is laid out as {leaf.spec.layout}, the program was compiled for {layout}; "
                 f"name the layout in Strategy(batch={{{key!r}: …}}), or bring the tensor there with to_global"
             )
         return leaf.shards()
 
     def takes(self, batch: Any) -> bool:
-        """True where a batch looks as the example did."""
+        """True if a batch looks as the example did."""
         given = BatchPlaceholders(batch)
         try:
             self._spec.flatten_batch(given.batch, given)
@@ -352,7 +353,7 @@ class Feeder:
             self._spec.note_constants(given.batch, given)
 
     def differs_in_shape(self, batch: Any) -> bool:
-        """True where a batch is built like the example, but for shapes of its tensors."""
+        """True if a batch is built like the example, but for shapes of its tensors."""
         given = BatchPlaceholders(batch)
         return self._spec.differs_in_shape(given.batch, given)
 
@@ -375,7 +376,7 @@ def shares_of(graph: LogicalGraph) -> dict[str, Shares]:
 
 
 def rows_in(shape: tuple[int, ...], region: Region, cut: bool) -> list[int]:
-    """The rows of a batch that lie in a region of an input, in its order; `cut` where that is of micro-batches."""
+    """The rows of a batch that are in a region of an input, in its order; `cut` where that is of micro-batches."""
     first, count = region[0]
     if not cut:
         return list(range(first, first + count))

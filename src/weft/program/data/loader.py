@@ -53,7 +53,7 @@ class Loader:
         sampler: gives the numbers of samples in place of `shuffle`; the same on all processes.
         ahead: batches that a worker loads ahead.
         timeout: seconds that a batch of workers is waited for; 0 for any time.
-        split: False where `collate_fn` must see all samples of a batch, as one that pads to the longest, or draws.
+        split: False if `collate_fn` must see all samples of a batch, as one that pads to the longest, or draws.
         lengths: of all samples, such as tokens, whole numbers from 0 (a list, an array or a tensor): those of a batch
             have lengths alike then, and less of it is padding.
 
@@ -111,7 +111,7 @@ class Loader:
         self.batch_size = batch_size
         self.epoch = 0
         self._step = self._loops = 0
-        # For the epoch of `_step`; None where no loop over it has begun.
+        # For the epoch of `_step`; None if no loop over it has begun.
         self._samples: int | None = None
         self._program = program
         self._iterable = iterable
@@ -188,7 +188,7 @@ class Loader:
 
         Raises:
             UserError: it is none, or of a loader with another seed, size of batch or shuffle. The loop raises it where
-                the state stands in the middle of an epoch of more or fewer samples.
+                the state is in the middle of an epoch of more or fewer samples.
         """
         if not isinstance(state, Mapping):
             raise wrong("weft.Loader: load_state_dict: state", "what state_dict gave", state)
@@ -216,7 +216,7 @@ class Loader:
         return self._program is not None and self._program._core.setting.by_rows
 
     def _compared(self, rows: Sequence[int], size: int) -> bool:
-        """True where a step does not compare batches of so many: samples are to be compared then."""
+        """True if a step does not compare batches of so many: samples are to be compared then."""
         several = self._program is not None and self._program._core.setting.world.several
         return several and (len(rows) < size or self._by_rows)
 
@@ -250,7 +250,7 @@ class Loader:
         order, size = self._order(), self.batch_size
         if self._step > self._batches(len(order)):
             raise UserError(
-                f"weft.Loader: the state stands after {self._step} batches, and an epoch has "
+                f"weft.Loader: the state is after {self._step} batches, and an epoch has "
                 f"{self._batches(len(order))}; give the dataset that it is of"
             )
         if self._step and self._samples not in (None, len(order)):

@@ -253,7 +253,7 @@ class _Loading:
         self._items, self._cut = None, _nothing
 
     def _load(self, item: None) -> Any:
-        """Take the next item; what stands in its place where there is none."""
+        """Take the next item; what is in its place where there is none."""
         try:
             found = _End() if self._items is None else next(self._items)
         except StopIteration:

@@ -188,7 +188,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         texts: map-style: each a tensor [n] or a list of tokens, or a mapping with one under `key`.
         length: tokens of a row.
         lengths: tokens of each text; without, each text is loaded once to see.
-        key: where the tokens stand in a text that is a mapping.
+        key: where the tokens are in a text that is a mapping.
 
     Raises:
         UserError: an argument cannot be; when a row is read, a text that has another length.

@@ -150,7 +150,7 @@ class Stream(IterableDataset[tuple[int, LoadedRows]]):
     Args:
         size, rows: samples of a batch, and those rows of each that are wanted.
         skipped: batches that are passed over first.
-        compared: true where all samples of each batch are to be compared.
+        compared: true if all samples of each batch are to be compared.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Stream(IterableDataset[tuple[int, LoadedRows]]):
                         0,
                         LoadedRows(
                             None,
-                            f"the state stands after {self._skipped} batches, and the dataset has given {number}; give "
+                            f"the state is after {self._skipped} batches, and the dataset has given {number}; give "
                             "the dataset that it is of, or begin the next epoch",
                         ),
                     )

@@ -125,7 +125,7 @@ def mark_batch_whole(batch: Any) -> None:
 class LocalBatch:
     """Makes whole batches, as global tensors, of what each process brings.
 
-    A leaf lies as the strategy says: where it is split, every process brings its part, all of the
+    A leaf is laid out as the strategy says: where it is split, every process brings its part, all of the
     same size; what is Broadcast is the same on all. A process that has all ranks brings all.
 
     Args:
@@ -185,6 +185,6 @@ class LocalBatch:
                         for each in every
                     )
         raise UserError(
-            f'batch="local": the strategy does not say how the leaf {key!r} lies; name it in '
+            f'batch="local": the strategy does not say how the leaf {key!r} is laid out; name it in '
             f"Strategy(batch={{{key!r}: …}}), split along the axes whose ranks have rows of their own"
         )

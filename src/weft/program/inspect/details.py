@@ -44,7 +44,7 @@ HALO = ".halo"
 class BoxTimes:
     """Seconds of a step that a rank communicates for each boxing, by the name of the value that it makes.
 
-    Several that travel in one message share its seconds by their bytes. Measured ones are of the last step, with
+    Several that are sent in one message share its seconds by their bytes. Measured ones are of the last step, with
     the wait for other ranks; there are none before the first.
     """
 
@@ -129,7 +129,7 @@ def deduction_notes(deduced: Sequence[Deduced]) -> Iterator[str]:
             )
 
 
-# True where a node is wanted in a table.
+# True if a node is wanted in a table.
 _Chosen: TypeAlias = Callable[[Node], bool]
 
 
@@ -236,7 +236,7 @@ def _layouts(graph: LogicalGraph, chosen: _Chosen = lambda _: True) -> Table:
 
 def _boxings(graph: LogicalGraph, times: BoxTimes, chosen: _Chosen = lambda _: True) -> Table:
     found = list(_boxing_rows(graph, chosen))
-    # The ones of equal rows stand in one, with what they take together.
+    # The ones of equal rows are in one, with what they take together.
     alike: dict[tuple[str, ...], set[str]] = {}
     for name, _, row in found:
         alike.setdefault(row, set()).add(name)

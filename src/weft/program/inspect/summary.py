@@ -260,7 +260,7 @@ def _batch(graph: LogicalGraph) -> Iterator[str]:
 
 
 def _parameters(compiled: Compiled) -> Iterator[str]:
-    """Along which axes how many parameters are used in shards, also such as lie whole."""
+    """Along which axes how many parameters are used in shards, also such as are whole."""
     graph = compiled.graph
     nodes = [node for node in graph.of_kind(Input) if node.role == "parameter"]
     split = Counter[tuple[int, int]]()

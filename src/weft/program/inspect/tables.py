@@ -139,7 +139,7 @@ def bucket_tables(plan: RankPlan) -> tuple[Table, ...]:
 
 
 def kernel_text(parts: Iterable[Distinct]) -> str:
-    """A row for each distinct part: its calls, how often it stands there, its seconds; none where all is ATen code."""
+    """A row for each distinct part: its calls, how often it is there, its seconds; none where all is ATen code."""
 
     def ms(seconds: float | None) -> str:
         return "" if seconds is None else f"{seconds * 1e3:.3f}"
@@ -155,7 +155,7 @@ def kernel_text(parts: Iterable[Distinct]) -> str:
 
 
 def cuda_graphs_text(replayer: GraphRunner | None) -> str:
-    """The segments that a rank replays, and why not the others; nothing where it could replay none."""
+    """The segments that a rank replays, and why not the others; nothing if it could replay none."""
     if replayer is None:
         return ""
     found = replayer.replays

@@ -78,7 +78,7 @@ class Trace:
         """Write it for ui.perfetto.dev or chrome://tracing; folders that are missing are made.
 
         Args:
-            predicted: the timelines of ranks to stand beside it, in processes of their own.
+            predicted: the timelines of ranks to put beside it, in processes of their own.
 
         Raises:
             UserError: it cannot be written.
@@ -168,7 +168,7 @@ _NAMES = {LOAD: "load", COPIES: "copy", COMPUTE: "step"}
 def with_loading(trace: RankTrace, loads: Mapping[int, LoadingActs]) -> RankTrace:
     """The trace of a rank with rows for the queues that load and copy, by the acts that brought the batches of steps.
 
-    They stand there with the number of the step for which they were, which ran later; in between what the queue waited
+    They are there with the number of the step for which they were, which ran later; in between what the queue waited
     for, such as the copy of a register that a slow step returns late.
     """
     wanted = {each.number for each in trace.steps} & loads.keys()

@@ -183,7 +183,7 @@ def take_over(
 
     Args:
         model: plain, on the meta device, or live already.
-        graph: compiled; says how parameters and buffers lie.
+        graph: compiled; says how parameters and buffers are laid out.
         stored: by key, the axis along which a layout is only how a tensor is stored.
         later: names of tensors that get their values later: those on the meta device are zero until then.
 
@@ -199,7 +199,7 @@ def take_over(
     _check_free(model, world, device, alone, later)
     every = global_variables(model).values()
     held = [x.spec.mesh.family for x in every if x.hold and x.hold.programs]
-    # Where they are several, meshes are of one family.
+    # If they are several, meshes are of one family.
     family = frozenset(graph.placements).union(*held)
     family = family if len(family) > 1 else frozenset()
     meshes = {each: mesh_of(each, family) for each in graph.placements}
@@ -258,7 +258,7 @@ def _check_free(
 
 
 def _kept_with_graph(model: nn.Module) -> str:
-    """The tensor that a module keeps with its graph of autograd, and what to do; "" where there is none."""
+    """The tensor that a module keeps with its graph of autograd, and what to do; "" if there is none."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and value.grad_fn is not None:
@@ -272,7 +272,7 @@ def _kept_with_graph(model: nn.Module) -> str:
 
 
 def _stays(own: Tensor, device: torch.device) -> bool:
-    """True where the memory of a plain tensor can be that of a program with one rank."""
+    """True if the memory of a plain tensor can be that of a program with one rank."""
     return own.device == device and own.is_contiguous()
 
 

@@ -29,7 +29,7 @@ class LiveOwners:
     """The owner of a live global tensor: the open programs that read it, or write it.
 
     Attributes:
-        stored: the axis along which its layout is only how it is stored, as ZeRO lays it; None where there is none.
+        stored: the axis along which its layout is only how it is stored, as ZeRO lays it; None if there is none.
     """
 
     def __init__(self, stored: int | None) -> None:
@@ -50,11 +50,11 @@ class LiveShardings:
     shares: Mapping[str, Shares]
 
     def homes(self, placements: Sequence[Placement]) -> dict[str, int] | None:
-        """The stage of each, where stages run on `placements`, else UserError; None where nothing is held."""
+        """The stage of each, where stages run on `placements`, else UserError; None if nothing is held."""
         for key, layout in self.layouts.items():
             if layout.placement not in placements:
                 raise UserError(
-                    f"{key} lies on {layout.placement} for another program that is open, and no part of this one runs "
+                    f"{key} is on {layout.placement} for another program that is open, and no part of this one runs "
                     "there; compile both for the same placement and stages, or close the other one"
                 )
         found = {key: placements.index(x.placement) for key, x in self.layouts.items()}
@@ -62,7 +62,7 @@ class LiveShardings:
 
 
 def named_variables(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by key; a tensor with several names stands under the first."""
+    """Parameters and buffers by key; a tensor with several names is under the first."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
@@ -122,7 +122,7 @@ def check_unread(key: str, own: Tensor) -> None:
         )
 
 
-# Behind all that stands in a model.
+# Behind all that is in a model.
 _END = object()
 _locals = attrgetter("locals")
 

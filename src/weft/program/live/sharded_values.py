@@ -91,7 +91,7 @@ def whole_of(tensor: Any) -> Any:
     if not isinstance(tensor, GlobalTensor):
         return tensor.detach().clone() if isinstance(tensor, Tensor) else tensor
     mesh = tensor.spec.mesh
-    # A stage may lie in one process alone, and still the others want its tensors.
+    # A stage may be in one process alone, and still the others want its tensors.
     if not mesh.world.several:
         found = assemble(tensor.spec, parts_of(tensor)).detach()
         return in_order(found, tensor.shares).clone()

@@ -1,4 +1,4 @@
-"""Parameters that a plan updates: how their gradients and states lie there, and how users see them."""
+"""Parameters that a plan updates: how their gradients and states are laid out there, and how users see them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Updated:
     shares: Mapping[str, Shares]
 
     def gradient_laid(self, gradient: Tensor, shares: Shares | None) -> Tensor:
-        """A gradient as the plan wants it, in shares; itself when it lies so."""
+        """A gradient as the plan wants it, in shares; itself when it is laid out so."""
         return self._laid(gradient, self.gradient, shares)
 
     def gradient_shown(self, parts: Sequence[Tensor]) -> Tensor:
@@ -58,9 +58,9 @@ class Updated:
         return self._global(parts, self.gradient, self.parameter.dtype, self.inputs[0].shares)
 
     def states_laid(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """The states that the user's optimizer holds, as the plan wants them (themselves where they lie so).
+        """The states that the user's optimizer holds, as the plan wants them (themselves where they are laid out so).
 
-        None where the update is to begin again; None in the place of a tensor says so, as torch's SGD has it.
+        None if the update is to begin again; None in the place of a tensor says so, as torch's SGD has it.
         """
         self.check_states(found)
         made = {name: x for name, x in found.items() if x is not None or name not in self.states}
@@ -187,8 +187,8 @@ class StateView:
     Attributes:
         changes: how often users have changed the dicts that it shows.
         show: by parameter that some plan updates, makes of its parts here a state for the user: `show(name, parts)`.
-        on_some: True where only some of the processes hold some of the parameters.
-        agreed: True where no plan has changed states since the processes told one another.
+        on_some: True if only some of the processes hold some of the parameters.
+        agreed: True if no plan has changed states since the processes told one another.
     """
 
     def __init__(self) -> None:
@@ -285,7 +285,7 @@ register_optimizer_step_pre_hook(_agree_before)
 class VisibleState(dict[str, Any]):
     """The state that an optimizer keeps for a parameter, as the user sees it; copies are ordinary dicts.
 
-    `elsewhere` is true where no rank of this process keeps it.
+    `elsewhere` is true if no rank of this process keeps it.
     """
 
     def __init__(self, entries: Mapping[str, Any], of: StateView, elsewhere: bool = False) -> None:

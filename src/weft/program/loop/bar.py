@@ -33,7 +33,7 @@ class ProgressBar:
 
     Args:
         shown: True to show it, where stderr is a terminal.
-        steps: that there will be; None where nobody knows.
+        steps: that there will be; None if nobody knows.
     """
 
     def __init__(self, shown: bool, steps: int | None) -> None:

@@ -49,7 +49,7 @@ class Fitted:
 
     Attributes:
         steps: that the program has made, over all its runs.
-        why: "steps", "epochs", "stop" where the user's function said so, or the name of a signal.
+        why: "steps", "epochs", "stop" if the user's function said so, or the name of a signal.
         figures: the last ones of each name.
     """
 
@@ -286,7 +286,7 @@ class _Loop:
         return figures if step == self.program.steps else {}
 
     def _tell(self, new: Mapping[str, float]) -> str:
-        """Tell new figures; "stop" where the user says so, on all processes."""
+        """Tell new figures; "stop" if the user says so, on all processes."""
         if not new:
             return ""
         first, step = self.program.is_first, self.program.steps
@@ -339,7 +339,7 @@ def _scheduler_names(schedulers: Sequence[Any]) -> list[str]:
 
 
 def _passed(before: int, now: int, every: int) -> bool:
-    """True where a multiple lies behind one number of steps, up to another."""
+    """True if a multiple lies behind one number of steps, up to another."""
     return now // every > before // every
 
 
@@ -386,7 +386,7 @@ class StopSignals:
     """The decision that a loop is to end, the same on all processes.
 
     Args:
-        tell: gives the texts of all processes, given this one's; None where this is the only one.
+        tell: gives the texts of all processes, given this one's; None if this is the only one.
     """
 
     def __init__(self, tell: Callable[[str], list[str]] | None) -> None:

@@ -73,7 +73,7 @@ def asked_of(
         return auto, None
     if batch == "local":
         raise UserError(
-            'strategy="auto" with batch="local" is not supported yet: the rows of each process hang on the strategy; '
+            'strategy="auto" with batch="local" is not supported yet: the rows of each process depend on the strategy; '
             "give whole batches, or a strategy that says how the batch is split"
         )
     measure = auto.measure
@@ -180,7 +180,7 @@ _FIRST, _SECONDS, _LEAST, _MOST = 2, 0.5, 3, 1000
 # Candidates that took at most so many times as long as the fastest run again, in so many rounds in all at most; or
 # until two trials of one lie no further apart than so.
 _NEAR, _ROUNDS, _CLOSE = 1.2, 5, 0.01
-# A strategy that says more must be faster by so much: so far trials of one strategy lie apart, run by run.
+# A strategy that says more must be faster by so much: so far trials of one strategy are apart, run by run.
 _WORTH = 0.03
 # Every floating-point element of what has no values yet.
 _VALUE = 0.02
@@ -205,7 +205,7 @@ class Trials:
 
         Candidates near the fastest run again, in reverse and back, until trials tell them apart: other load of the
         machine must not decide between them. The least time of a candidate counts; how far its two fastest trials
-        lie apart, in the median of all, says how far others may, and be equally fast. One that says more must besides
+        are apart, in the median of all, says how far others may, and be equally fast. One that says more must besides
         be faster by 3 %. Candidates that cannot be planned here, or fail while they run, are left out, unless all
         are. Each process must call it; all get the same.
 

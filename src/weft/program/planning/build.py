@@ -161,13 +161,13 @@ def evaluation(
     like: Captured | None = None,
     changing: Sequence[Guard] = (),
 ) -> tuple[Captured, Compiled]:
-    """A step without updates that reads the variables of `trained` as they lie; `like` one for other shapes.
+    """A step without updates that reads the variables of `trained` as they are laid out; `like` one for other shapes.
 
     Numbers in the places `changing` are inputs, where they can be.
     """
     device_type = setting.placement.device_type
     precision = setting.options.precision or Precision()
-    # Parameters that lie in pieces, and are used so.
+    # Parameters that are in pieces, and are used so.
     apart = frozenset(
         node.key
         for node in trained.graph.of_kind(Input)
@@ -199,10 +199,10 @@ def compiled_like(
     clipped: bool = False,
     others: Iterable[Input] = (),
 ) -> Compiled:
-    """`graph` on the stages of a training step, with its variables, and leaves of its batch, as they lie.
+    """`graph` on the stages of a training step, with its variables, and leaves of its batch, as they are laid out.
 
-    Gradients are clipped and measured as in that step only where it is said. `others` are variables that lie as an
-    earlier step had them.
+    Gradients are clipped and measured as in that step only where it is said. `others` are variables that are laid out
+    as an earlier step had them.
     """
     old = setting.options
     options = Options(old.cost_model, stages=old.stages, own_kernels=old.own_kernels)
@@ -221,13 +221,13 @@ def compiled_like(
 def with_lying(
     hints: Mapping[int, Hints], held: LiveShardings, graph: LogicalGraph
 ) -> dict[int, Hints]:
-    """Hints that fix what open programs hold, too, to how it lies, where nothing else is said of it."""
+    """Hints that fix what open programs hold, too, to how it is laid out, where nothing else is said of it."""
     shares = _with_states(held.shares, graph) if held.layouts else None
     parameters = {node.key for node in graph.of_kind(Input) if node.role == "parameter"}
     found = {}
     for axes, own in hints.items():
         lying = {k: x.sbp for k, x in held.layouts.items() if x.placement.axes == axes}
-        # A tensor that lies whole may be read in parts.
+        # A tensor that is whole may be read in parts.
         whole = {
             key
             for key, sbps in own.inputs.items()
@@ -290,7 +290,7 @@ def check_same_program(world: World, compiled: Compiled) -> None:
         return
     own = json.dumps([list(_words(compiled.graph)), list(_layouts(compiled.graph))])
     for rank, first, other in differences(gathered(world, "nodes and layouts", lambda: own)):
-        for kind, one, two in zip(("the step has", "it lies as"), first, other, strict=True):
+        for kind, one, two in zip(("the step has", "it is laid out as"), first, other, strict=True):
             _check_lines(kind, one, two, rank)
     raise UserError(
         "the ranks compile different programs, of the same step in the same layouts; every process must run the same "

@@ -42,7 +42,7 @@ class _CaptureFor:
     guards: Guards
 
     def serves(self, device_type: str, precision: Precision, apart: frozenset[str]) -> bool:
-        """True where another strategy would capture the same."""
+        """True if another strategy would capture the same."""
         differs = (self.apart ^ apart) & self.captured.recurrent
         return (self.device_type, self.precision) == (device_type, precision) and not differs
 
@@ -77,7 +77,7 @@ class Step:
         self.example_batch = example_batch
         self.optimizers = optimizers_of(optimizer)
         self._batch = BatchPlaceholders(example_batch).whole()
-        # How leaves of the example lie that are global tensors.
+        # How leaves of the example are laid out that are global tensors.
         self.leaves = layouts_of_shards(example_batch)
         self._known: list[_CaptureFor] = []
         # The same step for other shapes, whose captures make those of this one faster.
@@ -104,7 +104,7 @@ class Step:
         Args:
             device_type: where it will run: "cpu" or "cuda".
             precision: of the step; how its sums are exchanged and added up is no matter here.
-            apart: names of parameters that will lie in pieces.
+            apart: names of parameters that will be in pieces.
 
         Raises:
             CaptureError: the step cannot be one graph; names the user's line.

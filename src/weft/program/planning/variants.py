@@ -81,7 +81,7 @@ class Variant:
         return {key: number_now(number) for key, number in self.captured.numbers.items()}
 
     def serves(self, batch: Any) -> bool:
-        """True where it is the step for a batch, as things are now."""
+        """True if it is the step for a batch, as things are now."""
         return self.guards.changed() is None and self.feeder.takes(batch)
 
     def step(
@@ -95,7 +95,7 @@ class Variant:
         """Run step `number` of the program on what each rank takes of a batch; its results, and metrics.
 
         Args:
-            checksum: that messages among some ranks carry; None where there is nothing to compare.
+            checksum: that messages among some ranks carry; None if there is nothing to compare.
         """
         numbers = self.numbers
         self.guards.outside.follow(self.executors.values())
@@ -183,7 +183,7 @@ class Variants:
         return found
 
     def cut(self, batch: Any) -> tuple[Feeder, CutParts] | None:
-        """The parts of a batch of the host, by the first plan that takes it; None where there is none for it yet.
+        """The parts of a batch of the host, by the first plan that takes it; None if there is none for it yet.
 
         Any thread may call it: `feeds` looks later whether it was cut as the step wants it.
         """
@@ -241,7 +241,7 @@ class Variants:
                 "most; pad batches to a few lengths"
             )
         self._step.follow(self.current.guards.numbers_changed())
-        batch = whole_batch_of(batch)  # of which global tensors say how they lie
+        batch = whole_batch_of(batch)  # of which global tensors say how they are laid out
         batch = whole if isinstance(batch, RowsOfBatch) else batch
         started = time.perf_counter()
         enter(f"{shapes} (planned anew, no. {len(self._all)})")
@@ -301,10 +301,10 @@ def lying_in(compiled: Compiled, roles: Collection[Role] = VARIABLE_ROLES) -> Li
 
 
 def check_lying(compiled: Compiled, given: LiveShardings, where: str, remedy: str) -> None:
-    """Raise UserError, naming the first variable of a plan that would not lie as it does already.
+    """Raise UserError, naming the first variable of a plan that would not be laid out as it is already.
 
     Args:
-        given: how they lie, as `where` laid them; what it does not name may lie in any way.
+        given: how they are laid out, as `where` laid them; what it does not name may be laid out in any way.
         remedy: what would do, too.
     """
 
@@ -316,7 +316,8 @@ def check_lying(compiled: Compiled, given: LiveShardings, where: str, remedy: st
     for key in planned.layouts:
         if key in given.layouts and text(planned, key) != text(given, key):
             raise UserError(
-                f"{key} would lie as {text(planned, key)}, but lies as {text(given, key)} for {where}; name its layout "
+                f"{key} would be laid out as {text(planned, key)}, but is laid out as {text(given, key)} for {where}; "
+                "name its layout "
                 f"in Strategy(parameters={{{key!r}: …}}), so that it is the same for all, or {remedy}"
             )
 
@@ -324,7 +325,10 @@ def check_lying(compiled: Compiled, given: LiveShardings, where: str, remedy: st
 @final
 @dataclass(frozen=True)
 class Planner:
-    """The parts that plans of one program have in common; `held`: how variables lie that open programs work with."""
+    """The parts that plans of one program have in common.
+
+    `held`: how variables are laid out that open programs work with.
+    """
 
     strategy: Strategy
     placement: Placement
@@ -401,7 +405,7 @@ def planner_of(
 def agreed_costs(world: World) -> Costs | None:
     """The costs of the first rank's machine, on all ranks; None for usual devices. Every process must call it.
 
-    Nothing is measured but the links between several hosts, to which the kinds that are nearest stand in.
+    Nothing is measured but the links between several hosts, for which the nearest kinds stand in.
 
     Raises:
         UserError: on all ranks, when the first one cannot read what was measured there.

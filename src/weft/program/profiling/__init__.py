@@ -1,1 +1,1 @@
-"""Figures of the machine at hand for a program: measured_costs by all its ranks side by side."""
+"""Figures of this machine for a program: measured_costs by all its ranks side by side."""

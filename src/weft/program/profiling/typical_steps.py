@@ -149,7 +149,7 @@ def measured_job(
 
 
 def roofline(compiled: Iterable[Compiled], measured_costs: Measurements) -> Roofline | None:
-    """The few figures of a device that measured calls show; None where there are none of each kind."""
+    """The few figures of a device that measured calls show; None if there are none of each kind."""
     rates, moving, starts = list[float](), list[float](), list[float]()
     for one in dict.fromkeys(calls_in_order(each for c in compiled for each in c.programs)):
         sample = measured_costs.calls.get(one.text)

@@ -36,7 +36,7 @@ def check_adding(graph: LogicalGraph, update: bool) -> None:
     """Raise UserError unless the gradients of several steps may simply be added up.
 
     Args:
-        update: true where a step is to update, by its gradients and those that stand in `parameter.grad`.
+        update: true if a step is to update, by its gradients and those that are in `parameter.grad`.
     """
     where = "step(…, update=False)"
     updates = [each for each in graph.of_kind(Update) if each.rule != "copy"]
@@ -80,9 +80,9 @@ class Gradients:
         self._used: dict[str, tuple[Tensor, int]] | None = None
         # Parameters that get no gradient here, though `backward()` might give one; None until it is said.
         self._left_out: list[str] | None = None
-        # True where steps have left gradients that no update has used.
+        # True if steps have left gradients that no update has used.
         self.open = self._said = False
-        # True where the updates of a step may be skipped, as an overflow wants it.
+        # True if the updates of a step may be skipped, as an overflow wants it.
         self.skips = False
         for optimizer in optimizers.each:
             _trained.setdefault(optimizer, WeakSet()).add(self)
@@ -116,13 +116,13 @@ class Gradients:
         self._used = {}
 
     def standing(self) -> bool:
-        """True where there are gradients in `parameter.grad`; some microseconds."""
+        """True if there are gradients in `parameter.grad`; some microseconds."""
         # Otherwise torch asks the class of each global tensor how it gives its gradient.
         with torch._C.DisableTorchFunction():
             return not all(map(is_, map(_gradient, self._parameters.values()), repeat(None)))
 
     def check_update(self, compiled: Compiled) -> None:
-        """Check that an update can use what stands in `parameter.grad`, and what a step adds to it.
+        """Check that an update can use what is in `parameter.grad`, and what a step adds to it.
 
         Says once that a step adds to gradients that no step has left.
 

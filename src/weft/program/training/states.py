@@ -103,7 +103,7 @@ class States:
 
         Args:
             updated: the parameters that the step has updated, on whatever rank.
-            surely: False where the update may have been skipped.
+            surely: False if the update may have been skipped.
         """
         made = self._version != self._versions()
         for member in self._members.values() if made else ():

@@ -81,7 +81,7 @@ class Training:
 
         Args:
             graph: of the step.
-            updated: the parameters that it has updated, on whatever rank; None where it was a step without an update.
+            updated: the parameters that it has updated, on whatever rank; None if it was a step without an update.
             room: bytes that copies of all new states may take, which move to one place. Tensors of third-party
                 optimizers stay: such optimizers may hold views of them.
 

@@ -135,7 +135,7 @@ class _Comparison:
 
     @property
     def began(self) -> bool:
-        """True where the step has made states of a parameter that had none."""
+        """True if the step has made states of a parameter that had none."""
         return any(key not in self._states for key in self._planned.states)
 
     def repeated(self) -> list[Compared]:

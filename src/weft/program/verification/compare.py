@@ -37,7 +37,7 @@ class Compared:
         difference: the largest, of the plan's and the plain one.
         allowed: what rounding may make.
         scale: the largest element of the plain one.
-        text: what else differs; empty where numbers do.
+        text: what else differs; empty if numbers do.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Compared:
 
     @property
     def agrees(self) -> bool:
-        """True where they are the same but for rounding."""
+        """True if they are the same but for rounding."""
         return not self.text and self.difference <= self.allowed
 
 
@@ -90,7 +90,7 @@ def compare(
 
 
 def _plainly(found: Any, expected: Any) -> str:
-    """The difference where a plain step gives no tensor; empty where there is none."""
+    """The difference where a plain step gives no tensor; empty if there is none."""
     if isinstance(found, Tensor):
         if expected is None and not largest(found):
             return ""
@@ -114,7 +114,7 @@ def difference(one: Tensor, other: Tensor) -> float:
 
 
 def largest(tensor: Tensor) -> float:
-    """The absolute value of the largest finite element; 0 where there is none."""
+    """The absolute value of the largest finite element; 0 if there is none."""
     if not tensor.numel():
         return 0.0
     return float(_wide(tensor).abs().nan_to_num(nan=0.0, posinf=0.0).max())
@@ -195,7 +195,7 @@ class Verified:
     compared: tuple[Compared, ...]
 
     def largest(self, kind: str) -> Compared | None:
-        """The finding of a kind that differs most, relative to the largest element; None where the kind has none."""
+        """The finding of a kind that differs most, relative to the largest element; None if the kind has none."""
         own = [each for each in self.compared if each.kind == kind]
         return max(own, key=_relative, default=None)
 
@@ -239,7 +239,7 @@ def in_order(compared: Sequence[Compared], captured: Captured) -> list[Compared]
 
 
 def failure_text(compared: Sequence[Compared], captured: Captured, told: str) -> str:
-    """The message about results of which some differ, for `DIFFERS`, `LATER` or `CHANGES`; empty where none does."""
+    """The message about results of which some differ, for `DIFFERS`, `LATER` or `CHANGES`; empty if none does."""
     differing = [each for each in in_order(compared, captured) if not each.agrees]
     if not differing:
         return ""

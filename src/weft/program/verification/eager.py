@@ -364,7 +364,7 @@ def _between(
     before: Tensor | None,
     by: Rounding,
 ) -> Compared:
-    """Compare with what lies between several expected values, of which the first is the middle."""
+    """Compare with what is between several expected values, of which the first is the middle."""
     expected = every[0]
     if not isinstance(expected, Tensor):
         differs = isinstance(found, Tensor) or found != expected

@@ -120,7 +120,7 @@ class Subject:
 
     @property
     def scaled(self) -> bool:
-        """True where the loss is scaled, so that updates may be skipped."""
+        """True if the loss is scaled, so that updates may be skipped."""
         updates = self.core.compiled.graph.of_kind(Update)
         return any(update.skip is not None for update in updates)
 
@@ -132,10 +132,10 @@ class Planned:
 
     Attributes:
         outputs: leaves of what `step` returns, in order, by their paths.
-        gradients: before they are clipped; None where a step cannot leave them.
+        gradients: before they are clipped; None if a step cannot leave them.
         tensors: parameters and buffers.
         states: of the optimizer, by parameter and name.
-        skipped: true where there was no update, as a gradient was not finite.
+        skipped: true if there was no update, as a gradient was not finite.
         metrics: as `Program.metrics`.
     """
 

@@ -28,9 +28,9 @@ class Channel(ABC):
         running: what runs now: the kind of a collective, or one of the primitives below.
         while_waiting: called every `PATIENCE` seconds while an exchange waits for peers, but between
             GPUs. An error that it raises ends the wait.
-        spins: true where a wait may look again and again for a moment before it sleeps: no other
+        spins: true if a wait may look again and again for a moment before it sleeps: no other
             thread of this process has work meanwhile.
-        interruptible: true where a wait ends at once when a rank fails or the user interrupts, in the
+        interruptible: true if a wait ends at once when a rank fails or the user interrupts, in the
             main thread, too.
         checksum: of the step that runs (`weft.runtime.failures.call_log`); goes with messages, where the transport
             has room for it, and is compared with the receiver's. Elsewhere `compare` does.
@@ -72,7 +72,7 @@ class Channel(ABC):
         """Send contiguous tensors to peers and fill contiguous buffers from them.
 
         Args:
-            sends: for every peer, what it gets, in order; what stands at this rank's own place is
+            sends: for every peer, what it gets, in order; what is at this rank's own place is
                 ignored.
             receives: for every peer, buffers for what it sends here: same number, shapes and
                 dtypes.

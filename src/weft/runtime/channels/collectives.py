@@ -74,7 +74,7 @@ def _all_reduce(
     collectives: Sequence[Collective],
     inputs: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Reduce the inputs where they lie, or copies of them; those of one dtype and reduction in one message."""
+    """Reduce the inputs where they are, or copies of them; those of one dtype and reduction in one message."""
     inputs.reverse()
     outputs = []
     for each in collectives:

@@ -109,7 +109,7 @@ class LocalChannel(Channel):
                 buffer.copy_(tensor)
 
     def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
-        """Each rank reduces one part of all ranks' tensors where it lies, then fetches the others."""
+        """Each rank reduces one part of all ranks' tensors where it is, then fetches the others."""
         # Cut by their own rank: whoever reduces them makes no views of tensors that are not its own.
         pieces = [
             [view for views in in_slices(parts) for view in views]

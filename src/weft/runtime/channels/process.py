@@ -100,7 +100,7 @@ class GroupChannel(ProcessChannel):
     """A communicator over a process group of `torch.distributed`.
 
     Attributes:
-        has_room: true where messages carry checksums.
+        has_room: true if messages carry checksums.
         beside: a channel of the host between the same ranks, by which they compare checksums elsewhere.
     """
 
@@ -164,7 +164,7 @@ class GroupChannel(ProcessChannel):
 class GlooChannel(GroupChannel):
     """A communicator between CPU processes.
 
-    Nothing ends Gloo's waits. Where somebody is told of failures, as executors are, another thread
+    Nothing ends Gloo's waits. If somebody is told of failures, as executors are, another thread
     looks around meanwhile; else Gloo waits in another thread. The checksum of a step goes to each peer
     with the first message that it gets in the step.
     """

@@ -73,14 +73,14 @@ class SharedLink:
     """One process's end.
 
     Attributes:
-        lower: true where this is the end of the lower rank, which writes into the first half.
+        lower: true if this is the end of the lower rank, which writes into the first half.
         outgoing: chunks still to be sent in this exchange, at most `SLOT_BYTES` each.
         incoming: places of chunks still to be received.
-        in_place: true where places may be sent from, too: none is taken before it was sent.
+        in_place: true if places may be sent from, too: none is taken before it was sent.
         turn: true when the next chunk may be taken; until then it stays where it is.
         peer_sent, peer_received: the peer's chunks since the beginning, as last looked up.
         checksum: goes with every chunk; `check(checksum, came)` is called with that of every chunk that came.
-        closed: true where the peer has gone; what it sent before can still be received.
+        closed: true if the peer has gone; what it sent before can still be received.
     """
 
     socket: socket.socket
@@ -163,7 +163,7 @@ class SharedLink:
 
     @property
     def _stuck(self) -> bool:
-        """True where only the peer could go on: what it has sent may still be taken, when its turn comes."""
+        """True if only the peer could go on: what it has sent may still be taken, when its turn comes."""
         return bool(self.outgoing) or (bool(self.incoming) and self.received >= self.peer_sent)
 
     def _may_take(self) -> bool:
@@ -246,7 +246,7 @@ def _size(chunk: Chunk) -> int:
 
 
 def host() -> str:
-    """The name that is equal for processes that can be linked; "" where the system offers no such links."""
+    """The name that is equal for processes that can be linked; "" if the system offers no such links."""
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         return ""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

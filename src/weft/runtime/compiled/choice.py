@@ -73,7 +73,7 @@ class Measured(NamedTuple):
 
     @property
     def pays(self) -> bool:
-        """True where the compiled part is faster beyond doubt."""
+        """True if the compiled part is faster beyond doubt."""
         both = self.aten is not None and self.compiled is not None
         return both and self.compiled * MARGIN < self.aten  # type: ignore[operator]
 
@@ -170,7 +170,7 @@ class KernelInput(NamedTuple):
         return KernelInput(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
     def fits(self, tensor: Tensor) -> bool:
-        """True where a tensor of this shape has these strides, where they mean anything."""
+        """True if a tensor of this shape has these strides, where they mean anything."""
         if tensor.numel() == 0:
             return True
         pairs = zip(self.shape, self.stride, tensor.stride(), strict=True)

@@ -1,6 +1,6 @@
 """Torch's Inductor, the compiler of fused loops: one function over ATen ops in, one fast function out.
 
-All of torch's private interfaces of Inductor that weft needs stand here; `tests/runtime/compiled/test_inductor.py`
+All of torch's private interfaces of Inductor that weft needs are here; `tests/runtime/compiled/test_inductor.py`
 says what is asked of them. They are imported when first needed, since that takes seconds.
 """
 
@@ -41,7 +41,7 @@ class CompiledFunction(NamedTuple):
 
     Attributes:
         function: takes its inputs as a list, which it empties.
-        source: Python code of the same, for `load`; None where code alone does not tell all.
+        source: Python code of the same, for `load`; None if code alone does not tell all.
     """
 
     function: Boxed
@@ -101,7 +101,7 @@ def load(source: str) -> Boxed:
     with ExitStack() as stack:
         for one in _places():
             stack.enter_context(one)
-        # Where this was compiled, vector code had been tried; a trial takes 0.2 s.
+        # If this was compiled, vector code had been tried; a trial takes 0.2 s.
         stack.enter_context(_module("torch._inductor.config").patch({"cpp.vec_isa_ok": True}))
         exec(compile(source, "<weft kept kernel>", "exec"), namespace)
     function: Boxed = namespace["call"]
@@ -199,7 +199,7 @@ _INSTEAD = f"set {FOLDER} to a folder of your own, where nobody else may write"
 def cache_folder(name: str) -> Path:
     """A folder of the cache, made and checked; it may be deleted at any time.
 
-    The cache is the folder `WEFT_CACHE`, or `weft` in the user's folder for caches. Where others may
+    The cache is the folder `WEFT_CACHE`, or `weft` in the user's folder for caches. If others may
     write to the latter, it is a folder for this user in the system's one for temporary files, and a
     warning says so.
 

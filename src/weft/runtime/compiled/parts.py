@@ -56,7 +56,7 @@ class Form:
 @final
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A run of calls in the names of its program: `inputs` and `outputs` stand in the order of the form's."""
+    """A run of calls in the names of its program: `inputs` and `outputs` are in the order of the form's."""
 
     form: Form
     inputs: tuple[str, ...]
@@ -97,7 +97,7 @@ class PartKernel:
     """A part as a kernel: takes its inputs as a list, which it empties.
 
     Args:
-        code: the same as ATen code; runs when the inputs do not lie as `code.inputs` says.
+        code: the same as ATen code; runs when the inputs are not laid out as `code.inputs` says.
     """
 
     def __init__(self, compiled: Boxed, code: Code) -> None:
@@ -208,7 +208,7 @@ class PartCutter:
         return None if compiled is None else PartKernel(compiled, found.code)
 
     def _skip(self, run: Sequence[LocalCall]) -> None:
-        """Note how the results of calls lie that are no part."""
+        """Note how the results of calls are laid out that are no part."""
         for call in run:
             for value in call.makes:
                 self._values[value.name] = value
@@ -234,14 +234,14 @@ def _runs(segment: Compute, calls: Sequence[LocalCall]) -> list[list[LocalCall]]
     """Stretches of the calls of a segment between its cuts that are all plain, or not."""
     begins = set(segment.parts)
     begun = accumulate(place in begins for place in range(len(segment.nodes)))
-    # Calls are known by identity: equal ones stand in many places.
+    # Calls are known by identity: equal ones are in many places.
     numbers = {id(node): number for node, number in zip(segment.nodes, begun, strict=True)}
     keyed = [((numbers[id(call)], _plain(call)), call) for call in calls]
     return [[call for _, call in group] for _, group in groupby(keyed, lambda pair: pair[0])]
 
 
 def _plain(call: LocalCall) -> bool:
-    """True where Inductor may compile a call: a function of ATen ops, the same in each micro-batch.
+    """True if Inductor may compile a call: a function of ATen ops, the same in each micro-batch.
 
     No such call draws random numbers: capture leaves that to `weft.uniform`.
     """

@@ -183,7 +183,7 @@ class Backend:
 
     Attributes:
         shares_memory: whether processes of one host may exchange through its memory.
-        count: how many devices this process sees; None where all ranks of a host are on one.
+        count: how many devices this process sees; None if all ranks of a host are on one.
         choose: makes a device the current one of this process.
     """
 

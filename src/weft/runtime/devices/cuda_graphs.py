@@ -1,8 +1,8 @@
 """Segments that are put on the device as one: captured in a step, replayed from then on.
 
-A CUDA graph runs the same kernels on the same addresses again. The inputs of a graph must therefore lie where they
+A CUDA graph runs the same kernels on the same addresses again. The inputs of a graph must therefore be where they
 lay at capture: variables and results of other graphs do; all other inputs are first copied to a static buffer. The
-results of a graph lie at one address in every step. Each micro-batch has a graph of its own, so a version of a
+results of a graph are at one address in every step. Each micro-batch has a graph of its own, so a version of a
 register is never overwritten by the next one.
 
 All graphs of a rank share a pool of memory. They are replayed in the order in which they were
@@ -106,12 +106,12 @@ class GraphRunner:
         return {r.value.name: r.consumers for r in self.plan.registers}
 
     def lies_still(self, name: str) -> bool:
-        """True where a register's tensor lies in one place in every step: a graph makes it."""
+        """True if a register's tensor is in one place in every step: a graph makes it."""
         maker = self._makers.get(name)
         return maker in self.plan.replayed and maker not in self.stopped
 
     def leaves(self, name: str) -> bool:
-        """True where anything but a graph reads a value, on whatever stream, or hands a view of it on."""
+        """True if anything but a graph reads a value, on whatever stream, or hands a view of it on."""
         graphs = self.plan.replayed - self.stopped.keys()
         return not graphs.issuperset(self._readers.get(name, ()))
 
@@ -156,7 +156,7 @@ class GraphedSegment:
         return self._graphs[micro].run(self._batches.first + step, operands)
 
     def _watched(self, step: int, micro: int, operands: list[Tensor]) -> Sequence[Tensor]:
-        """The last step before capturing: nothing may make the host wait, or lie in its memory."""
+        """The last step before capturing: nothing may make the host wait, or be in its memory."""
         here = self._replayer.device.type
         outside = any(operand.device.type != here for operand in operands)
         with self._replayer.tape.host_waits() as waits:

@@ -2,7 +2,7 @@
 
 Every compute actor that updates parameters gets a copy of the user's optimizer that holds only that
 actor's shards, so that one `step()` sees them all together and torch's fused or foreach kernels
-apply. Where a step is one call of a fused kernel, that is called without the rest of `Optimizer.step`, which outweighs
+apply. If a step is one call of a fused kernel, that is called without the rest of `Optimizer.step`, which outweighs
 small updates. The only user of `torch._fused_adam_`, `torch._fused_adamw_`, `torch._fused_sgd_` and of the global
 hooks of optimizers.
 """
@@ -51,7 +51,7 @@ class DirectStep:
         self._form = _form(live)
 
     def suits(self, live: Mapping[str, Any]) -> bool:
-        """True where the hyperparameters still are of a form for which `step` calls this kernel and nothing else."""
+        """True if the hyperparameters still are of a form for which `step` calls this kernel and nothing else."""
         return _form(live) == self._form
 
 
@@ -69,7 +69,7 @@ def direct_step(
     if make is None or not group.get("fused") or len(alike) != 1 or _form(live) is None:
         return None
     states = [optimizer.state[parameter] for parameter in parameters]
-    # One that is not wanted now may stand there from before.
+    # One that is not wanted now may be there from before.
     named = {name: bool(live.get(option)) for name, option in _OPTIONAL.items()}
     if any(wanted and name not in state for name, wanted in named.items() for state in states):
         return None

@@ -195,7 +195,7 @@ class Queue:
 
     @property
     def rests(self) -> bool:
-        """True where there is nothing to handle and nothing to run; the caller holds the lock."""
+        """True if there is nothing to handle and nothing to run; the caller holds the lock."""
         return self.left is None and self.mailbox.empty()
 
     def act_here(self) -> None:
@@ -288,7 +288,7 @@ class Gate:
 
     @property
     def needed(self) -> bool:
-        """True where some act waits."""
+        """True if some act waits."""
         return any(turn.waits for turn in self._turns.values())
 
     def begin(self) -> None:
@@ -297,7 +297,7 @@ class Gate:
         self._count = 0
 
     def opens(self, queue: str, actor: int, micro: int) -> bool:
-        """True where an act may begin now; else its queue is among those that `end` returns one day."""
+        """True if an act may begin now; else its queue is among those that `end` returns one day."""
         turn = self._turns.get((actor, micro))
         if turn is None or not turn.waits:
             return True

@@ -112,7 +112,7 @@ class RankExecutor(ABC):
         # The first failure of this rank; set once, under the lock, before anyone is woken.
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
-        # True where `step` has raised it; another rank may fail between two steps of this one.
+        # True if `step` has raised it; another rank may fail between two steps of this one.
         self._raised = False
         acting = (actor for actor in rank.plan.actors if not isinstance(actor, Hold))
         self._works = {actor.id: bind_work(actor, rank) for actor in acting}
@@ -127,7 +127,7 @@ class RankExecutor(ABC):
 
     @property
     def replayer(self) -> GraphRunner | None:
-        """The replayer of segments as CUDA graphs; None where nothing is replayed."""
+        """The replayer of segments as CUDA graphs; None if nothing is replayed."""
         return self._rank.replayer
 
     @property
@@ -188,7 +188,7 @@ class RankExecutor(ABC):
 
     @property
     def updated(self) -> bool:
-        """True where the last step has updated parameters, or added to gradients that are kept, be it in part."""
+        """True if the last step has updated parameters, or added to gradients that are kept, be it in part."""
         return self._rank.batches.updated
 
     def measure(self) -> None:
@@ -234,7 +234,7 @@ class RankExecutor(ABC):
 
     @abstractmethod
     def _run(self, step: int) -> None:
-        """Run all acts of a step; what it fetches stands in the rank's batches."""
+        """Run all acts of a step; what it fetches is in the rank's batches."""
 
     @abstractmethod
     def _wake(self) -> None:

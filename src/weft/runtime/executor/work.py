@@ -62,7 +62,7 @@ class Rank:
 
     @cached_property
     def part_cutter(self) -> PartCutter | None:
-        """The cutter of segments into parts for Inductor; None where all is ATen code."""
+        """The cutter of segments into parts for Inductor; None if all is ATen code."""
         if self.kernels in UNCOMPILED:
             return None
         keys = self.plan.lasting.items()
@@ -99,7 +99,7 @@ class Work:
 
     @cached_property
     def alone(self) -> bool:
-        """True where nobody else on its queue reads anything that it reads."""
+        """True if nobody else on its queue reads anything that it reads."""
         return self.sole.issuperset(self.reads)
 
 
@@ -129,7 +129,7 @@ def bind_work(actor: Actor, rank: Rank) -> Work:
 
 def _bind_fetch(actor: Fetch, rank: Rank, reads: Sequence[str]) -> ActFunction:
     gather = _bind_operands(actor.consumes, reads, rank)
-    # Results of CUDA graphs lie in the same memory in every step, and any value may be a view of it.
+    # Results of CUDA graphs are in the same memory in every step, and any value may be a view of it.
     replays = bool(rank.plan.replayed)
     copied = [replays or name in rank.plan.lasting for name in actor.consumes]
 

@@ -200,7 +200,7 @@ def looking(
     return look
 
 
-# Stamps: what a rank takes to be the same on all ranks in a step, as one number that travels with messages.
+# Stamps: what a rank takes to be the same on all ranks in a step, as one number that is sent with messages.
 #
 # A checksum goes with what ranks send each other anyway, and is compared where it arrives, before what it
 # came with is used. 0 is no checksum.

@@ -1,4 +1,4 @@
-"""The failure store by which failures and long waits travel between processes: entries in the job's store.
+"""The failure store by which failures and long waits are sent between processes: entries in the job's store.
 
 The first error is kept; the ranks that it wakes name it.
 """
@@ -304,7 +304,7 @@ class Wait:
     what: str
 
     def came_to(self, other: Wait) -> bool:
-        """True where the rank that waits here has come to another rank's collective before."""
+        """True if the rank that waits here has come to another rank's collective before."""
         return dict(self.begun).get(other.ranks, 0) >= other.count
 
     def __str__(self) -> str:
@@ -319,7 +319,7 @@ class Wait:
 
 
 def wait_cycle(rank: int, own: Wait, posted: Callable[[int], Wait | None]) -> dict[int, Wait]:
-    """Ranks that wait for one another, this one first; empty where it may still go on.
+    """Ranks that wait for one another, this one first; empty if it may still go on.
 
     A rank that waits for nobody, because it is slow, ends the search: it will come. Entries that others posted may be
     old, but a cycle that ends at this rank, which does wait, cannot be: no rank of it can have gone on without the

@@ -1,10 +1,10 @@
 """ATen ops that torch does not run well on a rank's tensors: operands laid as kernels expect; no input channels.
 
-Some kernels read an operand by its pointer, or refuse it, where it lies in memory in another way. In
+Some kernels read an operand by its pointer, or refuse it, where it is in memory in another way. In
 PyTorch nobody meets that, since autograd lays operands before it calls the kernel. A captured step has
-these copies only where they did something on whole tensors; on a rank a value may lie otherwise, as boxing
+these copies only where they did something on whole tensors; on a rank a value may be laid out otherwise, as boxing
 makes tensors contiguous, and element-wise ops lay results as their operands lie. Nothing is copied that
-lies well already. `python -m tools.opinfo` runs the calls of every op on operands that lie in other ways, and so
+lies well already. `python -m tools.opinfo` runs the calls of every op on operands that are in other ways, and so
 finds the kernels that belong here.
 
 For convolutions without input channels torch returns wrong shapes and no gradient of the bias. A rank has none where
@@ -76,7 +76,7 @@ def dense_op(op: str) -> Callable[..., Any]:
 
 
 def _alone(x: Tensor) -> Tensor:
-    """`x` in memory that holds nothing else: a mean of losses stands in that of the losses."""
+    """`x` in memory that holds nothing else: a mean of losses is in that of the losses."""
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
 
@@ -90,7 +90,7 @@ def _laid_in(form: torch.memory_format, x: Tensor) -> Tensor:
 
 
 def _usual(form: torch.memory_format, x: Tensor) -> Tensor:
-    """`x` with the strides that torch gives to new tensors of this format, where `x` lies so.
+    """`x` with the strides that torch gives to new tensors of this format, where `x` is laid out so.
 
     Strides of dimensions of size 1 may be any, as transposing leaves them: a rank's only image, or row of an image.
     """
@@ -106,7 +106,7 @@ def _usual(form: torch.memory_format, x: Tensor) -> Tensor:
 
 
 def _format(x: Tensor) -> torch.memory_format:
-    """The memory format that kernels of norms want of a tensor: channels last where it lies so, on a CPU."""
+    """The memory format that kernels of norms want of a tensor: channels last where it is laid out so, on a CPU."""
     last = _CHANNELS_LAST.get(x.dim())
     if x.is_contiguous() or last is None or x.device.type != "cpu":
         return torch.contiguous_format
@@ -148,7 +148,8 @@ _SPECIAL: dict[str, Lay] = {
         f"aten.{name}": lambda x, *rest: [_alone(x), *rest]
         for name in ("copy.default", "select_scatter.default", "slice_scatter.default")
     },
-    # It takes both to lie alike where each is dense, and tells by strides that mean nothing how they lie.
+    # It takes both to be laid out alike where each is dense, and tells by strides that mean nothing how they are laid
+    # out.
     "aten.native_batch_norm_backward.default": lambda grad, x, *rest: [
         *(_usual(_format(one), one) for one in (grad, x)),
         *rest,
@@ -203,13 +204,13 @@ def large_addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _fits(a: Tensor, b: Tensor) -> bool:
-    """True where oneDNN is faster: not with a transposed first operand, as gradients of weights have."""
+    """True if oneDNN is faster: not with a transposed first operand, as gradients of weights have."""
     return a.stride(1) == 1 and a.shape[0] * b.numel() >= _LARGE
 
 
 @cache
 def onednn_is_faster() -> bool:
-    """True where this CPU and this torch have the kernel."""
+    """True if this CPU and this torch have the kernel."""
     known = hasattr(torch.ops.mkldnn, "_linear_pointwise")  # not where torch lacks oneDNN
     return known and torch.backends.cpu.get_cpu_capability() == "AVX512"
 

@@ -57,8 +57,8 @@ class Kernel:
         outputs: names of the values that it returns.
         function: `function(draw, *inputs) -> tuple of outputs`, or `function(draw, micro, *inputs)`
             when it is `looped`. Results of ops over a step are complete in the last micro-batch.
-        draws: true where it calls `draw`.
-        looped: true where it does not do the same in each micro-batch.
+        draws: true if it calls `draw`.
+        looped: true if it does not do the same in each micro-batch.
     """
 
     inputs: tuple[str, ...]
@@ -72,7 +72,7 @@ class Kernel:
 @final
 @dataclass(frozen=True)
 class CutCalls:
-    """The code that stands in place of local calls where some of them are compiled together.
+    """The code that is in place of local calls where some of them are compiled together.
 
     Attributes:
         nodes: calls, and parts: calls of one of `functions` on the tuple of a part's inputs.
@@ -99,7 +99,7 @@ def build_kernel(
         calls: in an order in which they may run.
         outputs: names of the values to return; calls' results or values from outside.
         copied: outputs to return as copies.
-        drains: true where the function takes its inputs as one list and empties it, so that what
+        drains: true if the function takes its inputs as one list and empties it, so that what
             nobody else holds is freed after its last use.
     """
     inputs = _inputs(calls, outputs)
@@ -130,7 +130,7 @@ def _compile(source: str) -> CodeType:
 
 
 def failed_op(error: BaseException, calls: Iterable[LocalCall]) -> str:
-    """The op of a segment that raised, one of those of its calls, by the traceback; "" where none of them did."""
+    """The op of a segment that raised, one of those of its calls, by the traceback; "" if none of them did."""
     lines = [
         linecache.getline(frame.f_code.co_filename, line)
         for frame, line in walk_tb(error.__traceback__)
@@ -156,7 +156,7 @@ def _inputs(calls: Sequence[LocalCall], outputs: Sequence[str]) -> tuple[str, ..
 
 
 def differs(call: LocalCall) -> bool:
-    """True where a call does not do the same in each micro-batch."""
+    """True if a call does not do the same in each micro-batch."""
     return call.op in OVER_STEP or bool(call.varyings)
 
 
@@ -267,7 +267,7 @@ class _Body:
         return name
 
     def _is_owned(self, arg: Arg) -> bool:
-        """True where a call of this segment made the value afresh for one reader."""
+        """True if a call of this segment made the value afresh for one reader."""
         name = arg.name if isinstance(arg, Ref) else ""
         alone = self._reads[name] == 1 and name not in self._outputs
         return alone and name in self._makers and not may_alias(self._makers[name])
@@ -305,7 +305,7 @@ def _deletion(names: Sequence[str]) -> list[str]:
 
 
 def is_local(op: str) -> bool:
-    """True where weft runs an op itself: torch has none of that name."""
+    """True if weft runs an op itself: torch has none of that name."""
     return op in WEFT_OPS or op in LOCAL_OPS
 
 
@@ -317,7 +317,7 @@ def _returns_list(op: str) -> bool:
 
 
 def may_alias(op: str) -> bool:
-    """True where a result of the op may share memory with an operand."""
+    """True if a result of the op may share memory with an operand."""
     if shares_memory(op) or is_local(op):
         return shares_memory(op)
     return any(result.alias_info is not None for result in torch_op(op)._schema.returns)

@@ -164,7 +164,7 @@ def checked(x: Tensor, info: Tensor, name: str, matrix: bool) -> Tensor:
     Args:
         info: its error codes, int32, one for each matrix; 0 is success.
         name: of the function that the user called, such as "torch.linalg.inv".
-        matrix: true where `x` belongs to one matrix; else elements of the batch count from the first
+        matrix: true if `x` belongs to one matrix; else elements of the batch count from the first
             that this rank holds.
 
     Raises:
@@ -210,7 +210,7 @@ def embedding_shard(
 
     Args:
         weight: rows `[offset, offset + len(weight))` of the whole table.
-        table_rows: rows of the whole table; None where indices are not checked.
+        table_rows: rows of the whole table; None if indices are not checked.
 
     Returns:
         Shape `[*indices.shape, weight.shape[1]]`.
@@ -242,7 +242,7 @@ def embedding_dense_backward_shard(
 
     Args:
         padding_idx: whole number of the row that gets no gradient, or a negative number.
-        scale: true where gradients are divided by how often their index occurs.
+        scale: true if gradients are divided by how often their index occurs.
 
     Returns:
         Shape `[rows, width]`.
@@ -251,7 +251,7 @@ def embedding_dense_backward_shard(
     outside = (local < 0) | (local >= rows)
     if padding_idx >= 0:
         outside |= indices == padding_idx
-    # One row more than the shard has takes what lies outside; as the padding row it gets no
+    # One row more than the shard has takes what is outside; as the padding row it gets no
     # gradient.
     local = local.masked_fill(outside, rows)
     whole: Tensor = torch.ops.aten.embedding_dense_backward.default(

@@ -1,11 +1,11 @@
 """Kernels of losses: cross-entropy whole and on shards of the classes, and CTC.
 
-On a CPU, a few rows are worked on at a time, or a few columns where these lie in memory, so that what
+On a CPU, a few rows are worked on at a time, or a few columns where these are in memory, so that what
 is in between stays in the cache.
 
 With few rows and many classes, the time goes into the gradient's product that makes the weight's. It is
-oneDNN's, and takes a third less, where the gradient lies by columns. So the scores do too
-(`weft.class_scores`): the gradient lies as they do, and nothing is turned around.
+oneDNN's, and takes a third less, where the gradient is laid out by columns. So the scores do too
+(`weft.class_scores`): the gradient is laid out as they do, and nothing is turned around.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def class_loss_backward(
 ) -> Tensor:
     """`weft.class_loss_backward`: the gradient of `x`; arguments as in `class_loss`, `grad` of its losses.
 
-    It lies in memory as `x` does.
+    It is in memory as `x` does.
     """
     own, place = _own(x, target, ignored, offset)
     weights = torch.where(target == ignored, 0, grad).to(x.dtype).unsqueeze(1)
@@ -137,7 +137,7 @@ def cross_entropy_backward(
         grad: of the losses, [n], or of their sum, a number.
         scores: log-probabilities, [n, classes].
         weight: of the classes, [classes], or None.
-        over: true where the result takes the memory of `scores`, which nobody reads later.
+        over: true if the result takes the memory of `scores`, which nobody reads later.
 
     Returns:
         Shape [n, classes].

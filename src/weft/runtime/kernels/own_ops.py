@@ -1,6 +1,6 @@
 """`weft.expert_mm` and what belongs to it (`weft.ops.rules.own_ops`) on local tensors.
 
-Rows come in any order. Where those of an expert stand together, as in the buffers that `weft.routes`
+Rows come in any order. If those of an expert stand together, as in the buffers that `weft.routes`
 fills, products read and write them in place; elsewhere each expert's are taken out, multiplied, and put
 in their places. Experts without rows cost nothing, nor do rows without an expert, such as padding.
 """
@@ -26,7 +26,7 @@ RUNS = 8
 
 
 def segments(offs: Tensor, rows: int, first: int) -> Tensor:
-    """`weft.segments`: how many ends lie at or before each of the rows from `first`."""
+    """`weft.segments`: how many ends are laid out at or before each of the rows from `first`."""
     places = torch.arange(first, first + rows, device=offs.device, dtype=offs.dtype)
     return torch.searchsorted(offs, places, right=True)
 
@@ -96,7 +96,7 @@ def _keys(ids: Tensor, experts: int, offset: int) -> Tensor:
 
 
 def _runs_of(keys: Tensor, experts: int) -> list[tuple[int, slice]] | None:
-    """Rows with the same expert that stand together; None where they are too short to go one by one."""
+    """Rows with the same expert that stand together; None if they are too short to go one by one."""
     starts = (keys[1:] != keys[:-1]).nonzero().squeeze(1).add_(1)
     if starts.numel() + 1 > RUNS * experts:
         return None
@@ -200,7 +200,7 @@ def _targets(
     local = places - first * capacity
     ours = ((places >= 0) & (local >= 0) & (local < blocks * capacity)).nonzero().squeeze(1)
     target = local[ours]
-    # Rows in blocks of one group lie in blocks of all groups.
+    # Rows in blocks of one group are in blocks of all groups.
     target += target.div(max(capacity, 1), rounding_mode="floor").mul_(capacity * (groups - 1))
     target += ours.div(max(places.shape[0] // groups, 1), rounding_mode="floor").mul_(capacity)
     return ours, target
@@ -316,7 +316,7 @@ class Accumulate:
     """`weft.accumulate(x, reduction)`: the reduction of `x` over the micro-batches, in place.
 
     Args:
-        owned: true where nobody else reads or keeps the memory of `x`, so that the first one may take
+        owned: true if nobody else reads or keeps the memory of `x`, so that the first one may take
             the others in.
     """
 

@@ -1,4 +1,4 @@
-"""The heap of a process on a CPU: what a step frees stays for the next step, and what stays lies in one place.
+"""The heap of a process on a CPU: what a step frees stays for the next step, and what stays is in one place.
 
 By default glibc takes large tensors from the system one by one and gives them back when they are
 freed, and each thread has an arena of its own: a step then touches thousands of fresh pages, which
@@ -36,7 +36,7 @@ _LEAST, _WORTH = 2**12, 2**20
 
 
 def is_free_to_choose(environment: Mapping[str, str]) -> bool:
-    """True where the user has not set glibc's allocator up, or told weft to leave it alone.
+    """True if the user has not set glibc's allocator up, or told weft to leave it alone.
 
     Raises:
         UserError: the variable holds something else.
@@ -70,7 +70,7 @@ def give_back() -> None:
 
 
 def _of_glibc(name: str) -> Callable[..., int] | None:
-    """A function of glibc's allocator; None where there is none, or it is not weft's to set up."""
+    """A function of glibc's allocator; None if there is none, or it is not weft's to set up."""
     if sys.platform != "linux" or not is_free_to_choose(os.environ):
         return None
     return getattr(ctypes.CDLL(None), name, None)
@@ -87,13 +87,13 @@ def defragment(tensors: Iterable[Tensor], room: int) -> int:
         room: bytes that copies may take for a moment; where they would take more, the tensors move in portions.
 
     Returns:
-        Bytes that were moved: 0 where all together are less than a mebibyte; without tensors larger than the room.
+        Bytes that were moved: 0 if all together are less than a mebibyte; without tensors larger than the room.
     """
     every = (each.untyped_storage() for each in tensors if _moves(each))
     found = {each.data_ptr(): each for each in every}
     if sum(each.nbytes() for each in found.values()) < _WORTH or not keep_freed_memory():
         return 0
-    # Where all do not fit, those that lie highest go first, into what is free below them.
+    # If all do not fit, those that lie highest go first, into what is free below them.
     ordered = [found[address] for address in sorted(found, reverse=True)]
     moved = sum(_move(portion) for portion in _portions(ordered, room))
     if moved:
@@ -128,7 +128,7 @@ def _portions(ordered: Sequence[UntypedStorage], room: int) -> Iterator[list[Unt
 
 
 def _move(portion: Sequence[UntypedStorage]) -> int:
-    """Give storages memory again, the one with the lowest address first; their bytes, 0 where copies find no room."""
+    """Give storages memory again, the one with the lowest address first; their bytes, 0 if copies find no room."""
     try:  # outside of the heap, which must not grow by them
         copies = [_outside(storage) for storage in portion]
     except OSError:

@@ -72,7 +72,7 @@ class Variables(Mapping[str, Tensor]):
             raise InternalError(f"the variable {key} exists already")
 
     def keeps(self, parameter: str, entries: dict[str, Any]) -> bool:
-        """True where this is what the optimizer keeps for a parameter, with the tensors that are known."""
+        """True if this is what the optimizer keeps for a parameter, with the tensors that are known."""
         known = self.kept.known.get(parameter, {})
         return (
             self.kept.entries.get(parameter) is entries
@@ -85,7 +85,7 @@ class Variables(Mapping[str, Tensor]):
         )
 
     def keep(self, parameter: str, entries: dict[str, Any] | None) -> None:
-        """Put what the optimizer keeps for a parameter in place of what it kept; None where it has not stepped yet."""
+        """Put what the optimizer keeps for a parameter in place of what it kept; None if it has not stepped yet."""
         self.kept.entries.pop(parameter, None)
         for name in self.kept.known.pop(parameter, {}):
             self._tensors.pop(f"{parameter}.{name}", None)

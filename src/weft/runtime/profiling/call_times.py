@@ -222,7 +222,7 @@ def _idle(draw: Any, *inputs: Tensor) -> None:
 def _work(
     one: CallOfProgram, runs: LocalCall, device: torch.device, sets: int
 ) -> Callable[[], object] | None:
-    """A call as a function without arguments, each time on the next set of operands; None where it cannot run so."""
+    """A call as a function without arguments, each time on the next set of operands; None if it cannot run so."""
     call = first_micro(runs)
     made = [each.name for each in call.makes]
     try:
@@ -405,9 +405,9 @@ def _example(one: CallOfProgram, name: str, device: torch.device) -> Tensor:
 
 
 def _rows(one: CallOfProgram) -> int:
-    """The rows of the whole table that a call looks up in, or makes the gradient of; 0 where it does neither.
+    """The rows of the whole table that a call looks up in, or makes the gradient of; 0 if it does neither.
 
-    The gradient of a shard does not say how many there are; of two shards, half of the indices lie outside.
+    The gradient of a shard does not say how many there are; of two shards, half of the indices are outside.
     """
     node = one.node
     match node.op, node.args:

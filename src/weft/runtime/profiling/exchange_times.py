@@ -44,7 +44,7 @@ def measured_exchanges(
     A transfer goes one way, between two ranks.
 
     Args:
-        held: bytes that a step holds: what is sent was made a while ago, and lies in no cache that these fill.
+        held: bytes that a step holds: what is sent was made a while ago, and is in no cache that these fill.
         largest: bytes that programs send at once, by kind.
     """
     found = {}

@@ -149,7 +149,7 @@ class DistributedWorld(World):
             return dist.new_group(ranks, timeout=self._timeout, backend=library)
 
     def _on_one_host(self, ranks: Sequence[int]) -> bool:
-        """True where processes can share memory; all ranks of the job answer alike."""
+        """True if processes can share memory; all ranks of the job answer alike."""
         hosts = {self._hosts[rank] for rank in ranks} if self._hosts else {""}
         return len(hosts) == 1 and hosts != {""}
 
@@ -210,7 +210,7 @@ def _exchange_seconds(channel: Channel, size: int) -> float:
 
 
 def shares_memory(environment: Mapping[str, str]) -> bool:
-    """True where ranks of one host may share memory.
+    """True if ranks of one host may share memory.
 
     Raises:
         UserError: the variable holds something else than its values.
@@ -222,7 +222,7 @@ def shares_memory(environment: Mapping[str, str]) -> bool:
 
 
 def _hosts(entries: StoreEntries, rank: int, size: int, shares: bool) -> tuple[str, ...]:
-    """For every rank, its host; "" where memory is not to be shared."""
+    """For every rank, its host; "" if memory is not to be shared."""
     own = host() if shares else ""
     entries.write(f"weft/host/{rank}", own)
     there = "the others, as each says on which host it is"

@@ -63,7 +63,7 @@ class Exit:
     Attributes:
         code: the exit code; negative: minus the signal.
         nanoseconds: when it was seen, as `time.monotonic_ns` tells.
-        asked: true where the launcher had told it to end.
+        asked: true if the launcher had told it to end.
         state: what the process did when it was told to: "T" where it was stopped, else "".
     """
 
@@ -103,7 +103,7 @@ class LaunchResult:
 
     @property
     def failed(self) -> bool:
-        """True where a process, or another node, has failed."""
+        """True if a process, or another node, has failed."""
         return self.elsewhere is not None or any(each.code for each in self.exits)
 
 
@@ -183,7 +183,7 @@ class _Processes:
         threading.Thread(target=see, name=f"weft rank {rank} end", daemon=True).start()
 
     def next(self, seconds: float | None) -> Happening | None:
-        """The next happening; None where there is nothing within so many seconds."""
+        """The next happening; None if there is nothing within so many seconds."""
         try:
             found = self.happenings.get(timeout=seconds)
         except Empty:
@@ -197,7 +197,7 @@ class _Processes:
         return found
 
     def first(self) -> Happening | None:
-        """Take happenings until one ends the processes, and give that one; None where all of them end well."""
+        """Take happenings until one ends the processes, and give that one; None if all of them end well."""
         while self.running:
             found = self.next(None)
             if not isinstance(found, Exit) or found.code:
@@ -295,7 +295,7 @@ def ending_signals() -> list[signal.Signals]:
 
 
 def catches(pid: int, number: int) -> bool:
-    """True where a process has a handler for a signal; False where the system does not tell."""
+    """True if a process has a handler for a signal; False if the system does not tell."""
     if sys.platform != "linux":
         return False
     try:
@@ -395,7 +395,7 @@ _SHORTEST = 16
 
 
 def given_secret() -> bytes:
-    """The secret of the run; empty where there is none, as when torchrun started this process without one.
+    """The secret of the run; empty if there is none, as when torchrun started this process without one.
 
     Raises:
         UserError: it is too short to be one.

@@ -183,7 +183,7 @@ class Launchers:
             watched.close()
 
     def again(self, start: int) -> bool:
-        """Have another start follow one that has failed; False where none is to follow, or the store has gone."""
+        """Have another start follow one that has failed; False if none is to follow, or the store has gone."""
         before = str(start) if start else ""
         with suppress(OSError):
             if self._store.check([_OVER]):

@@ -106,7 +106,7 @@ def departed(store: Store | None = None) -> Callable[[int], bool]:
     """A function that tells whether a rank of the job has ended.
 
     Args:
-        store: of the job, where no launcher of weft's has started it; None where it is not there yet, and nothing
+        store: of the job, where no launcher of weft's has started it; None if it is not there yet, and nothing
             can be told.
     """
     if MEETING in os.environ:
@@ -125,7 +125,7 @@ def hold_alive_lock(path: str, rank: int) -> None:
 
 
 def alive_lock_is_free(path: str, rank: int) -> bool:
-    """True where a rank held its sign, and has ended; False before it has begun."""
+    """True if a rank held its sign, and has ended; False before it has begun."""
     try:
         with Path(f"{path}.rank{rank}").open("r+") as sign:
             fcntl.lockf(sign, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,7 +191,7 @@ def reported_departed(store: Any) -> Callable[[int], bool]:
 
 
 def under_torchrun() -> bool:
-    """True where torchrun has started this process, and keeps the store, so that no rank need be there to reach it."""
+    """True if torchrun has started this process, and keeps the store, so that no rank need be there to reach it."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "RANK" in os.environ
 
 

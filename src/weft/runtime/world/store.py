@@ -213,7 +213,7 @@ class NodesStore(Store):
                 if time.monotonic() > end:
                     raise TimeoutError(
                         f"nobody listens at {address} after {seconds:g} s ({error}); start weft run on the "
-                        "node that has this address too, and let no firewall stand between"
+                        "node that has this address too, and let no firewall are between"
                     ) from error
                 time.sleep(_AGAIN_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -419,7 +419,7 @@ class Server:
     def _answer(self, request: Any, wills: dict[str, str | None]) -> Any:
         """The result of a request.
 
-        read: the values of keys, None where not all are there, after a wait of `WAIT_SECONDS` at most if asked for.
+        read: the values of keys, None if not all are there, after a wait of `WAIT_SECONDS` at most if asked for.
         swap: write, or delete (None), where the value is the expected one ("" for none, None for any); what was there.
         """
         values = self._values

@@ -63,7 +63,7 @@ class World(ABC):
 
     @property
     def several(self) -> bool:
-        """True where other processes have ranks of the job, too."""
+        """True if other processes have ranks of the job, too."""
         return len(self.ranks) < self.size
 
     @property
@@ -124,7 +124,7 @@ class World(ABC):
         """End the threads or groups of this world."""
 
     def links(self) -> DefaultDevice | None:
-        """A rank's device with its links as measured; None where the usual figures hold."""
+        """A rank's device with its links as measured; None if the usual figures hold."""
         return None
 
     def check(self, placement: Placement) -> None:

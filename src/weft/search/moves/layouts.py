@@ -200,7 +200,7 @@ class LayoutMoves:
         return StrategyMove(f"{name} {' | '.join(texts)}", partial(_signed, calls=calls, text=text))
 
     def drawn_along_edge(self, random: Random) -> StrategyMove | None:
-        """Both ends of an edge with signatures that agree on what goes along it; None where none was drawn.
+        """Both ends of an edge with signatures that agree on what goes along it; None if none was drawn.
 
         Large edges are drawn more often: the largest of two.
         """
@@ -263,7 +263,7 @@ class LayoutMoves:
         return {
             node.key: tuple(node.value.shape)
             for node in self.step.graph.of_kind(Input)
-            # Recurrent layers lie as they were captured.
+            # Recurrent layers are laid out as they were captured.
             if node.role == role and node.value.shape and node.key not in self.step.recurrent
         }
 
@@ -320,9 +320,9 @@ def _laid(
     return replace(strategy, **changed)
 
 
-# Layouts along a model: all parameters, or those alike, from one place on or up to it, lie alike. So the wide layers at
-# the end of a net are split by channels together. Runs come first whose gradients are larger than what goes in and out
-# of their layers, which travels instead.
+# Layouts along a model: all parameters, or those alike, from one place on or up to it, are laid out alike. So the wide
+# layers at # the end of a net are split by channels together. Runs come first whose gradients are larger than what goes
+# in and out # of their layers, which is sent instead.
 
 
 # Runs of which layouts are tried, those that save most.
@@ -335,7 +335,7 @@ class Weight:
     """A parameter, with the number of the unit that it is in.
 
     `saved` has the bytes of its gradient beyond those that go in and out of its module; 0 with one dimension, since
-    biases and norms lie as is best for the weights around them.
+    biases and norms are laid out as is best for the weights around them.
     """
 
     key: str
@@ -345,7 +345,7 @@ class Weight:
 
 
 def weights_of(step: StoredStep, calls: ForwardCalls, units: Sequence[str]) -> list[Weight]:
-    """The parameters of a step that lie in units: paths of modules, in order.
+    """The parameters of a step that are in units: paths of modules, in order.
 
     Signatures of recurrent layers are left out: they stay as captured.
     """

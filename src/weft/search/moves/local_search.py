@@ -134,7 +134,7 @@ class LocalSearch:
                     return
 
     def _drawn(self, strategy: Strategy) -> tuple[Strategy, Measures] | None:
-        """The best of a chain; None where its start has no room."""
+        """The best of a chain; None if its start has no room."""
         here = self._tried("start of a chain", strategy, Seconds(inf))
         if here is None:
             return None
@@ -172,7 +172,7 @@ class LocalSearch:
                 return
 
     def _tried(self, change: str, strategy: Strategy, most: Seconds) -> Measures | None:
-        """The measures of a strategy; None where it is refused, takes longer than it may, or has no room."""
+        """The measures of a strategy; None if it is refused, takes longer than it may, or has no room."""
         found = self._state.log.move(self._named(change), strategy, most)
         self._state.tell()
         return found if self._state.log.fits(found) and found.seconds <= most else None

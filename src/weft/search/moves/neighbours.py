@@ -36,7 +36,7 @@ def _entry(name: str, **entries: Any) -> StrategyMove:
 
 
 def time_moves(strategy: Strategy, base: Strategy, samples: int) -> Iterator[StrategyMove]:
-    """Other micro-batches (of so many samples; 0 where they cannot be cut), schedules and numbers of stages."""
+    """Other micro-batches (of so many samples; 0 if they cannot be cut), schedules and numbers of stages."""
     if base.micro_batches == 1:
         for count in divisors(samples):
             if count != strategy.micro_batches:
@@ -164,12 +164,12 @@ class Neighbours:
         )
 
     def every(self, strategy: Strategy) -> Several:
-        """All single moves; where ranks wait, places and runs that save bytes stand between those of tensors."""
+        """All single moves; where ranks wait, places and runs that save bytes are between those of tensors."""
         tensors, rest, zero, stages, _, groupwise, single = self.families(strategy)
         first, last = self._along(strategy)
         pairs = zip_longest(tensors, first)
         laid = [each for pair in pairs for each in pair if each is not None]
-        # Where something is sharded, it may be more than there is need for.
+        # If something is sharded, it may be more than there is need for.
         begin = (*zero, *laid, *rest) if strategy.zero else (*laid, *rest, *zero)
         return chained(((*begin, *stages), groupwise, last, single))
 
@@ -308,7 +308,7 @@ class ZeroMoves:
     def _said(self, levels: Mapping[str, int], axis: int) -> Zeros | None:
         """The field of a strategy: patterns of places whose level is not that of most, before all others.
 
-        A long pattern stands before those that would match what it names, too.
+        A long pattern is before those that would match what it names, too.
         """
         usual = Counter(levels.values()).most_common(1)[0][0]
         every = [place for place, level in levels.items() if level != usual]

@@ -1,7 +1,7 @@
 """Moves of places: a part of the model gets ranks of its own, or a stage becomes two.
 
-Each has a worth: bytes that gradients need not travel, less those that results do travel then, less the bytes that
-could travel while ranks work or wait alone. Moves of the most worth come first.
+Each has a worth: bytes that gradients need not be sent, less those that results do are sent then, less the bytes that
+could be sent while ranks work or wait alone. Moves of the most worth come first.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class PlacementMoves:
     def _with_own(
         self, part: ModelPart, number: int, own: Placement, others: Placement
     ) -> tuple[Stage, ...]:
-        """The stages with one more, for the part: the first one where it lies inside of a unit, else in its place.
+        """The stages with one more, for the part: the first one where it is inside of a unit, else in its place.
 
         The first stage that names the module, or one around it, counts.
         """
@@ -165,7 +165,7 @@ class PlacementMoves:
 
 
 def _worth(part: ModelPart, every: int, here: int) -> float:
-    """Bytes that a part's gradients need not travel on fewer ranks, less those of what goes in and out of it there."""
+    """Bytes that a part's gradients need not be sent on fewer ranks, less those of what goes in and out of it there."""
     moved = part.moved * every / here if here < every else 0.0
     return 2.0 * part.parameters * (every - here) - moved
 
@@ -176,7 +176,7 @@ def _in_turn(one: float, other: float, micro_batches: int) -> float:
 
 
 def _meet(part: ModelPart, path: str) -> bool:
-    """True where a module and a part have something in common."""
+    """True if a module and a part have something in common."""
     inside = (matches(outer, path) for pattern in part.patterns for outer in around(pattern))
     return _holds(part, path) or any(inside)
 
@@ -211,7 +211,7 @@ def some_rows(placement: Placement, rows: Sequence[int]) -> Placement:
 
 
 def joined_rows(one: Placement, other: Placement) -> Placement | None:
-    """The ranks of both, in their order; None where their rows are not of the same shape."""
+    """The ranks of both, in their order; None if their rows are not of the same shape."""
     axis = min(_axis(one), _axis(other))
     if one.axes != other.axes or one.shape[axis + 1 :] != other.shape[axis + 1 :]:
         return None

@@ -92,7 +92,7 @@ class StageMoves:
         return self._placed[key]
 
     def _with_names(self, strategy: Strategy) -> Strategy | None:
-        """The strategy with the modules and ranks of each stage; None where stages are fixed, or it has no plan."""
+        """The strategy with the modules and ranks of each stage; None if stages are fixed, or it has no plan."""
         base, stages = self.facts.base, strategy.stages
         if base.stages or base.grid:
             return None
@@ -141,8 +141,8 @@ def with_named_stages(
 ) -> Strategy | None:
     """A strategy with a number of stages, as one that names the modules and ranks of each, as its plans say.
 
-    Each block is one module, all else as deep as calls are. A module that an even cut goes through lies in the stage
-    where it begins; the plans stay the same without any. None where no module begins in a stage.
+    Each block is one module, all else as deep as calls are. A module that an even cut goes through is in the stage
+    where it begins; the plans stay the same without any. None if no module begins in a stage.
     """
     held: dict[str, int] = {}
     for call in compiled.graph.of_kind(Call):

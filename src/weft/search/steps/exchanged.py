@@ -1,6 +1,6 @@
 """Tensors that ranks exchange in a step whatever its plan: gradients of weights, and sums around layers that are cut.
 
-Read off the captured step. Where layers are cut along the tensor axis, what one by rows returns is a part of a sum
+Read off the captured step. If layers are cut along the tensor axis, what one by rows returns is a part of a sum
 until something reads it that is no sum itself; so is the gradient of what one by columns reads (Megatron-LM, arXiv
 1909.08053, section 3).
 """
@@ -85,7 +85,7 @@ class Sum:
     Attributes:
         size: bytes of it, whole.
         weights: bytes of the weights around it: with these gathered, nothing is added up.
-        once: true where nothing comes back through it: it may stay in shards, each of which is added up.
+        once: true if nothing comes back through it: it may stay in shards, each of which is added up.
     """
 
     size: Bytes
@@ -121,7 +121,7 @@ class GradientPaths:
     """The ways of gradients: from a tensor back to where parts of it must have been added up.
 
     The sum is due at a trained parameter, and at the result of a row-parallel layer. A gradient may stay in parts up
-    to there, as what lies between is linear in it; so it may be added up where it is smallest. Ways that share no
+    to there, as what is between is linear in it; so it may be added up where it is smallest. Ways that share no
     tensor need a sum each.
     """
 
@@ -139,7 +139,7 @@ class GradientPaths:
         Args:
             call: which.
             rows: the weight, where it is the product of a layer by rows.
-            stops: true where no parts go back through it: it is one of a layer by columns.
+            stops: true if no parts go back through it: it is one of a layer by columns.
         """
         if self._differentiable.isdisjoint(call.uses):
             return
@@ -151,11 +151,11 @@ class GradientPaths:
                 self._maker[value.name] = call
 
     def lead_to(self, name: str) -> bool:
-        """True where a tensor needs a gradient."""
+        """True if a tensor needs a gradient."""
         return name in self._differentiable
 
     def widest(self, name: str) -> GradientPath | None:
-        """The way whose smallest tensor is the largest, of those that are left; None where there is none."""
+        """The way whose smallest tensor is the largest, of those that are left; None if there is none."""
         waiting: list[tuple[int, int, tuple[str, ...]]] = [(-self._size(name), 0, (name,))]
         seen = set[str]()
         while waiting:
@@ -244,7 +244,7 @@ class _Walk:
             self._added |= parts
 
     def _passes_parts(self, call: Call) -> bool:
-        """True where a call of parts may make parts: it is linear. A layer that is cut reads the sum.
+        """True if a call of parts may make parts: it is linear. A layer that is cut reads the sum.
 
         Ops that partial sums cannot pass, such as a product of two values, count too.
         """

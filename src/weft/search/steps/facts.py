@@ -38,8 +38,8 @@ class CountedCall(NamedTuple):
 
     Attributes:
         call: the op and its operands.
-        again: true where recompute makes it once more.
-        forward: true where it is of the forward.
+        again: true if recompute makes it once more.
+        forward: true if it is of the forward.
     """
 
     call: OpCall
@@ -110,7 +110,10 @@ class StepFacts:
 
     @cached_property
     def guided(self) -> bool:
-        """True where the user says how activations or the batch lie: what candidates exchange depends on that, too."""
+        """True if the user says how activations or the batch are laid out.
+
+        What candidates exchange depends on that, too.
+        """
         said = self.base.batch or self.base.activations or self.base.signatures
         return bool(said) or any(each.hint is not None for each in self.step.graph.of_kind(Call))
 
@@ -125,7 +128,7 @@ class StepFacts:
 
     @cached_property
     def small(self) -> tuple[StoredStep, StoredStep] | None:
-        """The step with few of its blocks, and with one more; None where it cannot be cut, or is small itself."""
+        """The step with few of its blocks, and with one more; None if it cannot be cut, or is small itself."""
         if self.blocks is None or self.blocks.count < 2 * MORE:
             return None
         one, two = with_fewer_blocks(self.step, FEW), with_fewer_blocks(self.step, MORE)
@@ -174,7 +177,7 @@ class StepFacts:
 
     @cached_property
     def sequential(self) -> bool:
-        """True where each part that stages are made of reads what the one before it made: none can run beside it."""
+        """True if each part that stages are made of reads what the one before it made: none can run beside it."""
         return is_sequential(self.step.graph, self.blocks)
 
     @cached_property
@@ -201,12 +204,12 @@ class StepFacts:
 
     @cached_property
     def samples(self) -> int:
-        """Samples of the batch; 0 where it cannot be cut."""
+        """Samples of the batch; 0 if it cannot be cut."""
         return batch_size(self.step.graph).samples
 
     @cached_property
     def statistics(self) -> bool:
-        """True where the step takes statistics over samples (BatchNorm), which micro-batches have each their own of.
+        """True if the step takes statistics over samples (BatchNorm), which micro-batches have each their own of.
 
         So their number changes the result, and is the user's to choose.
         """
@@ -214,7 +217,7 @@ class StepFacts:
 
     @property
     def positions(self) -> bool:
-        """True where activations have positions."""
+        """True if activations have positions."""
         return batch_size(self.step.graph).tokens > 0
 
     @cached_property

@@ -42,7 +42,7 @@ class Linears:
     cuts: Mapping[str, str]
 
     def __bool__(self) -> bool:
-        """True where any layer is cut."""
+        """True if any layer is cut."""
         return bool(self.cuts)
 
 
@@ -108,7 +108,7 @@ class Experts:
 
     Attributes:
         parameters: that hold all experts of a mixture, in their first dimension.
-        count: what the numbers of experts of all mixtures are multiples of; 0 where there are none.
+        count: what the numbers of experts of all mixtures are multiples of; 0 if there are none.
     """
 
     parameters: tuple[str, ...]
@@ -141,7 +141,7 @@ def _tables(graph: LogicalGraph, ids: object, experts: int) -> Iterator[tuple[st
 # Parameters with a row for each word or class, read off the captured step: tables, and the layer behind a loss.
 #
 # Each may be split by rows over the ranks that split the batch: rows need no gradient added up then, and only rows that
-# are looked up, or sums over classes, travel (OneFlow, arXiv 2110.15032, section 6: Wide & Deep, InsightFace).
+# are looked up, or sums over classes, are sent (OneFlow, arXiv 2110.15032, section 6: Wide & Deep, InsightFace).
 
 
 _LOOKED_UP = frozenset(("aten.embedding.default", "aten._embedding_bag.default"))
@@ -187,7 +187,7 @@ def _parameters(graph: LogicalGraph, arguments: tuple[object, ...]) -> Iterator[
 
 
 def parameter_of(graph: LogicalGraph, at: object) -> Input | None:
-    """The parameter that an argument is, turned or cast; None where it is none."""
+    """The parameter that an argument is, turned or cast; None if it is none."""
     while isinstance(at, Ref):
         maker = graph.producers[at.name]
         if isinstance(maker, Input):

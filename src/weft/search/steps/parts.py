@@ -51,7 +51,7 @@ class Parts:
     """The parts of a model.
 
     Attributes:
-        units: modules of which none lies in another, in the order of their first calls: each with these alone as a
+        units: modules of which none is in another, in the order of their first calls: each with these alone as a
             part.
         every: parts, none of them all of the model or next to nothing of it: units, what is inside and around them, the
             same place in all blocks, units with parameters of equal shapes.
@@ -217,7 +217,7 @@ def _of_parameters(graph: LogicalGraph) -> set[str]:
 
 
 def is_sequential(graph: LogicalGraph, blocks: Blocks | None) -> bool:
-    """True where each part reads, through others, what the one before it made; so a step goes through all in turn.
+    """True if each part reads, through others, what the one before it made; so a step goes through all in turn.
 
     Parts are blocks, and outside of them products with a parameter. Towers side by side are
     not in line, nor gates of a cell.

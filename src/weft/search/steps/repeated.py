@@ -69,7 +69,7 @@ class Spans:
 
 
 def spans_of(graph: LogicalGraph, blocks: Blocks) -> Spans | None:
-    """The nodes of each block: from its first to the first of the next; None where blocks are not one after another."""
+    """The nodes of each block: from its first to the first of the next; None if blocks are not one after another."""
     places: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
     for number, node in enumerate(graph.nodes):
         if isinstance(node, Call) and node.location is not None:
@@ -106,7 +106,7 @@ def ops_in(graph: LogicalGraph, span: range) -> tuple[str, ...]:
 
 
 def with_fewer_blocks(step: StoredStep, count: int) -> StoredStep | None:
-    """The step with so many of its blocks; None where blocks differ, or read each other in other ways."""
+    """The step with so many of its blocks; None if blocks differ, or read each other in other ways."""
     blocks = repeated_blocks(step.modules)
     spans = blocks and spans_of(step.graph, blocks)
     if not blocks or not spans or not 3 <= count < blocks.count:
@@ -146,7 +146,7 @@ def _renamed(graph: LogicalGraph, spans: Spans, gone: range) -> dict[str, str] |
 def _without(
     graph: LogicalGraph, blocks: Blocks, spans: Spans, gone: range, renamed: dict[str, str]
 ) -> LogicalGraph | None:
-    """The graph without the calls and variables of some blocks; None where an update reads what they made."""
+    """The graph without the calls and variables of some blocks; None if an update reads what they made."""
     left_out = {number for block in gone for number in spans.forward[block]}
     if spans.backward:
         left_out |= {number for block in gone for number in spans.backward[block]}

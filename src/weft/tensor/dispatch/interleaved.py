@@ -27,7 +27,7 @@ from weft.tensor.spec import Mesh, Spec
 
 aten = torch.ops.aten
 
-# True where any tensor is stored in shares: few programs have such, and every op asks.
+# True if any tensor is stored in shares: few programs have such, and every op asks.
 in_use = False
 
 # Which leave the order as it is, and share memory.
@@ -102,7 +102,7 @@ def check_order(tensor: Any, what: str) -> None:
 
 
 def ordered(tensor: Any, implicit: str = "") -> Any:
-    """A copy of a global tensor in the order that users know, as it lies."""
+    """A copy of a global tensor in the order that users know, as it is laid out."""
     spec = tensor.spec
     made = relaid(spec, tensor.locals, spec.layout, spec.mesh, tensor.shares, None, implicit)
     return type(tensor)(*made)
@@ -179,7 +179,7 @@ class ViewOrigin:
     """The tensor that a copied view was taken of.
 
     Attributes:
-        elements: true where its elements are some of those of `source`, not their real parts or the like.
+        elements: true if its elements are some of those of `source`, not their real parts or the like.
     """
 
     source: Any

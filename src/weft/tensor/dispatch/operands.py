@@ -1,6 +1,6 @@
 """The arguments of an op: its operands on one placement, the key to remember decisions by, whole copies.
 
-All operands lie on one placement; plain tensors among them are the same on all ranks.
+All operands are on one placement; plain tensors among them are the same on all ranks.
 
 Operands on several placements of one model (its stages) are moved to one placement.
 """
@@ -93,7 +93,7 @@ def everywhere(kind: Any, mesh: Mesh, tensor: Tensor) -> Any:
 def met(
     kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of an op with all global tensors on one placement, where parts of one model lie on several.
+    """The arguments of an op with all global tensors on one placement, where parts of one model are on several.
 
     The placement is that of the tensor that the op writes, else of a parameter or buffer of a compiled model,
     which stay where they are, else of the first operand. Others are left for who names the error.
@@ -151,7 +151,7 @@ class Reader:
     """Reads arguments in order, collecting tensors and floats.
 
     Args:
-        slots: true where floats may be slots.
+        slots: true if floats may be slots.
     """
 
     def __init__(self, kind: Any, slots: bool = False) -> None:
@@ -159,7 +159,7 @@ class Reader:
         self._slots = slots
         self.tensors: list[Any] = []
         self.floats: list[float] = []
-        # True where plain tensors are among them, and such as are not strided.
+        # True if plain tensors are among them, and such as are not strided.
         self.plain = self.sparse = False
 
     def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -219,7 +219,7 @@ def tensors_in(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
 
 
 def takes_slots(op: torch._ops.OpOverload[Any, Any]) -> bool:
-    """True where the numbers among an op's arguments change nothing but values."""
+    """True if the numbers among an op's arguments change nothing but values."""
     return torch.Tag.pointwise in op.tags
 
 
@@ -269,7 +269,7 @@ def gathered(
 
 
 def of_all(mesh: Mesh) -> Mesh:
-    """The mesh itself, or, for tensors of a model whose stages lie on several processes, that of the whole job.
+    """The mesh itself, or, for tensors of a model whose stages are on several processes, that of the whole job.
 
     Every process calls an op of such a model, and wants a result that is no global tensor.
     """

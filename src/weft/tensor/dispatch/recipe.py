@@ -75,7 +75,7 @@ class Exchange:
 def exchanges(
     call: OpCall, chosen: Sequence[Signature], layouts: Sequence[Layout], mesh: Mesh
 ) -> tuple[Exchange | None, ...]:
-    """The exchange of each operand, lying as `layouts` say; None where nothing is exchanged."""
+    """The exchange of each operand, lying as `layouts` say; None if nothing is exchanged."""
     if not call.operands:
         return ()
     values = [
@@ -98,14 +98,14 @@ class Recipe:
     """The recipe of an op.
 
     Attributes:
-        chains: how each operand is boxed; None where it stays.
+        chains: how each operand is boxed; None if it stays.
         halos: what ranks then fetch of each operand from their neighbours, or ().
-        boxed: true where any operand is boxed.
+        boxed: true if any operand is boxed.
         moved: bytes that boxing moves.
         kernels: for each rank of this process, a function of the operands' local tensors and the
             floats.
-        listed: true where the op returns a list.
-        viewed: true where the result should share its operand's memory, but may not.
+        listed: true if the op returns a list.
+        viewed: true if the result should share its operand's memory, but may not.
         offsets: of the elements of views in the memory of their operand; () of other ops.
         advice: layouts found and legal ones, for messages.
         token: a checksum of the op, its arguments but for the tensors' values and the floats, and the layouts.
@@ -209,7 +209,7 @@ def make_recipe(
         listed=listed,
         viewed=_is_view(op) and (any(chains) or any(one.op != call.op for one in local)),
         offsets=tuple(x.storage_offset() for x in made) if _is_view(op) else (),
-        advice=f"operands lie as {lying}; legal along an axis: {some}",
+        advice=f"operands are laid out as {lying}; legal along an axis: {some}",
         token=zlib.crc32(f"{call} {call.args} {call.kwargs} {layouts}".encode()),
     )
 
@@ -294,11 +294,11 @@ def _kernel(call: OpCall, floats: int, mesh: Mesh, rank: int) -> Kernel:
     return lambda *values: function(None, *[values[place] for place in order])
 
 
-# The signature that an eager op runs with: the cheapest in boxing and work, given how its operands lie.
+# The signature that an eager op runs with: the cheapest in boxing and work, given how its operands are laid out.
 #
-# The compiled path weighs a whole graph; here one op is seen at a time. So that a result lies as its
+# The compiled path weighs a whole graph; here one op is seen at a time. So that a result is laid out as its
 # operands do, an axis along which they already fit a signature keeps it. A split that leaves ranks
-# empty is chosen only where an operand lies so already.
+# empty is chosen only where an operand is laid out so already.
 
 
 PerAxis = tuple[Signature, ...]

@@ -133,7 +133,7 @@ def write(target: Any, made: Any) -> None:
     origin = getattr(target, "origin", None)
     if origin is not None:
         write(origin.source, origin.written(made))
-        if isinstance(origin, InterleavedOrigin):  # who stands in for one op follows no writes
+        if isinstance(origin, InterleavedOrigin):  # who is in for one op follows no writes
             _set(target, made)
         return
     _set(target, made)
@@ -191,7 +191,7 @@ def fused_update(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """A fused optimizer's update, element by element: each rank updates its parts.
 
     The first list are the parameters, the second their gradients, which are brought to the layout
-    of the parameters; every other list of global tensors holds states, which must lie so already.
+    of the parameters; every other list of global tensors holds states, which must be laid out so already.
     """
     of = [parameter.spec.mesh for parameter in args[0] if isinstance(parameter, kind)]
     if len(set(of)) > 1:
@@ -227,7 +227,8 @@ def _update_parts(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
             lies = isinstance(state, kind) and state.dim()
             if lies and state.spec.layout != parameter.spec.layout:
                 raise LayoutError(
-                    f"{user_line()}: {op} updates {parameter.spec} with a state that lies as {state.spec.layout}; "
+                    f"{user_line()}: {op} updates {parameter.spec} with a state that is laid out as "
+                    f"{state.spec.layout}; "
                     "bring it to the parameter's layout with to_global, or use fused=False"
                 )
     ranks = len(parameters[0].locals)
@@ -294,7 +295,7 @@ def _as(parameter: Any, gradient: Any) -> tuple[Tensor, ...]:
 
 @cache
 def functional_form(op: Any) -> Callable[[dict[str, Any]], Any] | None:
-    """The function of the named arguments that gives what `op` writes; None where no op with those returns it."""
+    """The function of the named arguments that gives what `op` writes; None if no op with those returns it."""
     name = op._schema.name.partition("::")[2]
     if not any(argument.is_out for argument in op._schema.arguments):
         # Without the mark that the op writes: `add_` is `add`, `__iand__` is `__and__`.

@@ -66,7 +66,7 @@ def along(data: Data, axis: int) -> Along:
 
 
 def constant(value: Scalar, dtype: str) -> Along | None:
-    """A tensor of one value; None where the value changes with its dtype, or the dtype is not computed with."""
+    """A tensor of one value; None if the value changes with its dtype, or the dtype is not computed with."""
     if dtype == "bool" and isinstance(value, int):
         return Along(np.array([bool(value)]))
     if dtype == "int64" and isinstance(value, int) and -(2**63) <= value < 2**63:
@@ -91,14 +91,14 @@ def value_of(known: Known | None) -> Scalar | None:
 
 
 def is_exact(known: Known) -> bool:
-    """True where the elements are integers or booleans."""
+    """True if the elements are integers or booleans."""
     if isinstance(known, Along):
         return known.data.dtype.kind in "ib"
     return isinstance(known.inside, int) and isinstance(known.outside, int)
 
 
 def applied(function: Function, a: Known, b: Known) -> Known | None:
-    """A function of the elements of two tensors; None where the result is neither form."""
+    """A function of the elements of two tensors; None if the result is neither form."""
     if isinstance(a, Along) and isinstance(b, Along):
         if a.axis and b.axis and a.axis != b.axis:
             return None
@@ -152,10 +152,10 @@ def kept_keys(known: Band, kept: Callable[[Scalar], bool | None]) -> tuple[Data,
     """The intervals [first, last) of the keys of each query that are kept.
 
     Args:
-        kept: true where an element keeps its key; None where it neither keeps nor drops it.
+        kept: true if an element keeps its key; None if it neither keeps nor drops it.
 
     Returns:
-        Two int64 arrays of [queries]; None where what is kept is no interval.
+        Two int64 arrays of [queries]; None if what is kept is no interval.
     """
     inside, outside = kept(known.inside), kept(known.outside)
     first, last = known.first, known.last

@@ -56,7 +56,7 @@ def rank_classes(
     """For each rank, the first rank that is equal to it.
 
     Args:
-        by_memory: true where ranks of one class must also hold as much; without a limit, plans do not depend on it.
+        by_memory: true if ranks of one class must also hold as much; without a limit, plans do not depend on it.
         kinds: for each rank the number of its kind of device, where there are several: those of one class have one.
     """
     colours, steps = Colours(ranks), tensor_steps(graph)
@@ -75,7 +75,7 @@ def rank_classes(
 
 # Meetings: who is with whom in a communicator, in which steps of boxing.
 #
-# All that is said of a rank and a communicator stands in one row of some arrays, so that a round over all ranks is a
+# All that is said of a rank and a communicator is in one row of some arrays, so that a round over all ranks is a
 # few sorts.
 
 
