@@ -199,10 +199,7 @@ def _as_whole(node: Node) -> Node:
 @final
 @dataclass(frozen=True)
 class Storage:
-    """The values that may be laid out otherwise along an axis than where parameters are whole.
-
-    As made, as boxed to be read.
-    """
+    """Values whose layout along an axis may differ from data parallelism: as made, and as boxed for readers."""
 
     made: frozenset[str]
     read: frozenset[str]

@@ -110,10 +110,7 @@ class StepFacts:
 
     @cached_property
     def guided(self) -> bool:
-        """True if the user says how activations or the batch are laid out.
-
-        What candidates exchange depends on that, too.
-        """
+        """True if the strategy fixes layouts of activations or the batch, so that exchanges depend on them."""
         said = self.base.batch or self.base.activations or self.base.signatures
         return bool(said) or any(each.hint is not None for each in self.step.graph.of_kind(Call))
 
