@@ -47,7 +47,14 @@ def find_job(target: str) -> Job:
     Raises:
         UserError: names what was expected of the module.
     """
-    return _as_job(target, find_function(target))
+    found = find_function(target)
+    made = found if isinstance(found, Job) or not callable(found) else _called(target, found)
+    if not isinstance(made, Job):
+        raise UserError(
+            f"{target} gives an object of type {type(made).__name__}, expected weft.Job(model, loss_fn, optimizer, "
+            "example_batch)"
+        )
+    return made
 
 
 def find_function(target: str) -> Any:
@@ -96,25 +103,13 @@ def _imported(name: str) -> ModuleType:
 def _from_users_code(what: str, error: Exception) -> UserError:
     """An error of the user's own code in words: its traceback, from their first line on."""
     frames = error.__traceback__
-    while frames is not None and _is_passed(frames.tb_frame.f_code.co_filename):
+    while frames is not None and (
+        frames.tb_frame.f_code.co_filename.startswith(("<frozen importlib", PACKAGE))
+        or Path(frames.tb_frame.f_code.co_filename).parent.name == "importlib"
+    ):
         frames = frames.tb_next
     shown = "".join(format_exception(type(error), error, frames)).rstrip()
     return UserError(f"{what} raised an error:\n{shown}")
-
-
-def _is_passed(file: str) -> bool:
-    """True of the frames between the command and the user's code."""
-    return file.startswith(("<frozen importlib", PACKAGE)) or Path(file).parent.name == "importlib"
-
-
-def _as_job(target: str, found: Any) -> Job:
-    made = found if isinstance(found, Job) or not callable(found) else _called(target, found)
-    if not isinstance(made, Job):
-        raise UserError(
-            f"{target} gives an object of type {type(made).__name__}, expected weft.Job(model, loss_fn, optimizer, "
-            "example_batch)"
-        )
-    return made
 
 
 def _called(target: str, function: Callable[..., Any]) -> Any:

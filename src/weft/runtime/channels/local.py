@@ -93,13 +93,6 @@ class LocalChannel(Channel):
     def _exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
     ) -> None:
-        self._copy_from_others(sends, receives)
-        # Nothing of other ranks is held any more: they may free it at once.
-        self._group.leave(self.index, self.running)
-
-    def _copy_from_others(
-        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
-    ) -> None:
         everyone = self._group.put(self.index, self.running, sends)
         for peer, buffers in enumerate(receives):
             if peer == self.index:
@@ -107,6 +100,8 @@ class LocalChannel(Channel):
             for buffer, tensor in zip(buffers, everyone[peer][self.index], strict=True):
                 _check_piece(self.ranks[peer], buffer, tensor)
                 buffer.copy_(tensor)
+        # Nothing of other ranks is held any more: they may free it at once.
+        self._group.leave(self.index, self.running)
 
     def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
         """Each rank reduces one part of all ranks' tensors where it is, then fetches the others."""

@@ -108,10 +108,7 @@ class PartKernel:
     def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
         if self._checked:
             return self._compiled(inputs)
-        return self._first(inputs)
-
-    def _first(self, inputs: list[Tensor]) -> Sequence[Tensor]:
-        """Look at the strides of the inputs: they are the same in every step."""
+        # Look at the strides of the inputs: they are the same in every step.
         pairs = zip(self._code.inputs, inputs, strict=True)
         if not all(spec.fits(tensor) for spec, tensor in pairs):
             self._compiled = self._as_code
