@@ -30,11 +30,11 @@ from torch.utils.data import Dataset
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import weft
+from inline_streams import Inline
 from program.live_models import eager_step
 from weft.errors import RankFailure, UserError
 from weft.runtime.channels.process import NcclChannel
 from weft.runtime.devices.backend import BACKENDS
-from weft.runtime.devices.streams import Inline
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.failures.failure_store import PATIENCE
 from weft.runtime.world.distributed import TRANSPORT, current_world

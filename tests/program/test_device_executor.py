@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 import weft
+from inline_streams import Inline
 from models import GPT, token_batch, token_loss
 from single_device import adamw
 from weft.actors.dependencies import dependencies_in_step
 from weft.errors import InternalError, RankFailure
 from weft.runtime.devices import backend as cuda_streams
-from weft.runtime.devices.backend import BACKENDS, CudaStreams
-from weft.runtime.devices.streams import Inline, Launch, MakeStreams
+from weft.runtime.devices.backend import BACKENDS, CudaStreams, Launch, MakeStreams
 from weft.runtime.executor.device_executor import DeviceExecutor, launches
 
 pytestmark = pytest.mark.usefixtures("double_precision")

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import weft
+from inline_streams import Inline
 from models import GPT, token_batch, token_loss
 from single_device import adamw
 from weft.compiler.plans.specialize import with_cuda_graphs
@@ -23,7 +24,6 @@ from weft.ir.plan import Communicate, RankPlan
 from weft.program.planning import build
 from weft.runtime.devices.backend import BACKENDS
 from weft.runtime.devices.cuda_graphs import GraphCapture, GraphRunner, capture_obstacle
-from weft.runtime.devices.streams import Inline
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

@@ -18,8 +18,7 @@ from weft.files import in_library
 from weft.layout import Placement
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.process import ProcessChannel
-from weft.runtime.failures.call_log import CALLS, CallLog
-from weft.runtime.failures.failure_store import Wait, wait_cycle
+from weft.runtime.failures.call_log import CallLog, PostedCalls, wait_cycle
 from weft.runtime.world.world import World
 from weft.tensor.spec import Mesh, channel_between
 
@@ -206,8 +205,6 @@ class _Looking:
         self._channel = channel
         self._calls = calls
         self._what = what
-        # Posted once the wait is long.
-        self._wait: Wait | None = None
         self._found = False
 
     def __enter__(self) -> None:
@@ -219,28 +216,23 @@ class _Looking:
         if not isinstance(self._channel, ProcessChannel):
             return
         self._channel.while_waiting = self._at_calls
+        waited, self._calls.waits = self._calls.waits, None
         # The findings of a wait stay, so that the others find them too.
-        self._calls.waits = None
-        if self._wait is not None and not self._found:
-            self._channel.board.post("")
-            self._channel.board.post(str(self._calls.posted()), CALLS)
+        if waited is not None and not self._found:
+            self._channel.board.post(str(self._calls.posted()))
 
     def _look(self) -> None:
         """Post the wait, and compare it with those that others have posted."""
         channel: Any = self._channel
-        if self._wait is None:
-            ranks, begun = channel.ranks, self._calls.begun
-            self._calls.wait_for(ranks, self._what)
-            self._wait = Wait(
-                ranks, begun[ranks], tuple(begun.items()), f"{self._what} ({user_line()})"
-            )
-            channel.board.post(str(self._wait))
+        if self._calls.waits is None:
+            self._calls.wait_for(channel.ranks, self._what)
+            channel.board.post(str(self._calls.posted()))
 
-        def posted(rank: int) -> Wait | None:
+        def posted(rank: int) -> PostedCalls | None:
             text = channel.board.posted(rank)
-            return Wait.parse(text) if text else None
+            return PostedCalls.parse(text) if text else None
 
-        found = wait_cycle(channel.rank, self._wait, posted)
+        found = wait_cycle(channel.rank, self._calls.posted(), posted)
         try:
             if found:
                 nexts = [*list(found)[1:], next(iter(found))]
@@ -248,7 +240,7 @@ class _Looking:
                     "the ranks wait for one another; every rank must make the same calls on global tensors in the same "
                     "order. "
                     + "; ".join(
-                        f"rank {rank} waits for rank {peer} among {list(wait.ranks)}: {wait.what}"
+                        f"rank {rank} waits for rank {peer} among {list(wait.ranks)}: {wait.call}"
                         for (rank, wait), peer in zip(found.items(), nexts, strict=True)
                     )
                 )

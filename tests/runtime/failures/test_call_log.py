@@ -31,10 +31,10 @@ class Board:
         self.texts: dict[str, str] = {}
         self.announced: list[BaseException] = []
 
-    def post(self, text: str, kind: str) -> None:
+    def post(self, text: str) -> None:
         self.texts["own"] = text
 
-    def posted(self, rank: int, kind: str) -> str:
+    def posted(self, rank: int) -> str:
         return self.texts.get("peer", "")
 
     def announce(self, error: BaseException) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from weft.runtime.failures.failure_store import Wait, wait_cycle
+from weft.runtime.failures.call_log import EagerWait, PostedCall, PostedCalls, wait_cycle
 
 
-def wait(*ranks: int, count: int = 1, **begun: int) -> Wait:
+def wait(*ranks: int, count: int = 1, **begun: int) -> PostedCalls:
     """In a group of ranks; `begun` names groups by their digits, such as g12=1."""
     every = {tuple(map(int, name[1:])): number for name, number in begun.items()} | {ranks: count}
-    return Wait(ranks, count, tuple(every.items()), f"op of {ranks}")
+    call = PostedCall(1, 7, f"op of {ranks}", "file.py", 3)
+    return PostedCalls((call,), tuple(every.items()), EagerWait(ranks, count, call))
 
 
 @pytest.mark.parametrize(
@@ -27,10 +28,10 @@ def wait(*ranks: int, count: int = 1, **begun: int) -> Wait:
         ({0: wait(0, 1, count=3), 1: wait(1, 0, g01=2)}, [0, 1]),
     ],
 )
-def test_circles(posted: dict[int, Wait], found: list[int]) -> None:
+def test_circles(posted: dict[int, PostedCalls], found: list[int]) -> None:
     assert list(wait_cycle(0, posted[0], posted.get)) == found
 
 
 def test_text_of_a_wait_can_be_read() -> None:
     one = wait(0, 2, count=5, g12=3)
-    assert Wait.parse(str(one)) == one
+    assert PostedCalls.parse(str(one)) == one

@@ -14,7 +14,7 @@ from weft.actors.dependencies import dependencies_in_step
 from weft.cached import cached_property
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, Actor, Feed, Fetch, Hold, RankPlan
-from weft.runtime.devices.streams import Key, Launch, MakeStreams, Read
+from weft.runtime.devices.backend import Key, Launch, MakeStreams, Read
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.executor.work import Rank, Work
 from weft.runtime.recording import Recorder, Span

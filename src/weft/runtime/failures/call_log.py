@@ -28,8 +28,6 @@ _UNEVEN = (
     "where a rank has fewer batches than others, or smaller ones, give all as many, as a weft.Loader of the program or "
     "drop_last=True does"
 )
-# The kind of what is posted.
-CALLS = "calls"
 
 
 @final
@@ -50,7 +48,13 @@ class PostedCall:
 @final
 @dataclass(frozen=True)
 class EagerWait:
-    """A collective of eager code that a rank waits in."""
+    """A collective of eager code that a rank waits in.
+
+    Attributes:
+        count: which collective of that group it is, from 1.
+        call: it as a call, with what asks for it, and where; its `count` is 0 in another thread than that of the calls,
+            where it comes neither before nor after any of them.
+    """
 
     ranks: tuple[int, ...]
     count: int
@@ -60,7 +64,11 @@ class EagerWait:
 @final
 @dataclass(frozen=True)
 class PostedCalls:
-    """The calls of a rank, as it posts them."""
+    """The calls of a rank, as it posts them.
+
+    Attributes:
+        begun: for every group, how many collectives of eager code this rank has begun in it.
+    """
 
     calls: tuple[PostedCall, ...]
     begun: tuple[tuple[tuple[int, ...], int], ...] = ()
@@ -69,17 +77,19 @@ class PostedCalls:
     @property
     def last(self) -> PostedCall:
         """The call that the rank was last in."""
-        return self.calls[-1] if self.waits is None else self.waits.call
+        ordered = self.waits is not None and self.waits.call.count
+        return self.waits.call if self.waits is not None and ordered else self.calls[-1]
+
+    def came_to(self, waits: EagerWait) -> bool:
+        """True where this rank has come before to the collective that another one waits in."""
+        return dict(self.begun).get(waits.ranks, 0) >= waits.count
 
     def missed(self, other: PostedCalls, rank: int) -> PostedCall | None:
         """The call that another rank makes in place of the collective that this one waits in; None if there is none."""
         waits = self.waits
-        if waits is None or rank not in waits.ranks:
+        if waits is None or not waits.call.count or rank not in waits.ranks or other.came_to(waits):
             return None
-        if dict(other.begun).get(waits.ranks, 0) >= waits.count:
-            return None
-        later = (call for call in other.calls if call.count >= waits.call.count)
-        return next(later, None)
+        return next((call for call in other.calls if call.count >= waits.call.count), None)
 
     def __str__(self) -> str:
         return json.dumps(asdict(self))
@@ -93,6 +103,33 @@ class PostedCalls:
             waits = EagerWait(tuple(waits["ranks"]), waits["count"], PostedCall(**waits["call"]))
         calls = tuple(PostedCall(**each) for each in found["calls"])
         return PostedCalls(calls, tuple((tuple(key), n) for key, n in found["begun"]), waits)
+
+
+def wait_cycle(
+    rank: int, own: PostedCalls, posted: Callable[[int], PostedCalls | None]
+) -> dict[int, EagerWait]:
+    """Ranks that wait for one another in eager code, this one first; empty where it may still go on.
+
+    A rank that waits for nobody, because it is slow, ends the search: it will come. Entries that others posted may be
+    old, but a cycle that ends at this rank, which does wait, cannot be: no rank of it can have gone on without the
+    next one, which has not come.
+    """
+    seen = {rank}
+
+    def closed(path: dict[int, EagerWait]) -> dict[int, EagerWait]:
+        here = [*path.values()][-1]
+        if rank in here.ranks and len(path) > 1 and not own.came_to(here):
+            return path
+        for peer in here.ranks:
+            found = None if peer in seen else posted(peer)
+            seen.add(peer)
+            if found is None or found.waits is None or found.came_to(here):
+                continue
+            if cycle := closed({**path, peer: found.waits}):
+                return cycle
+        return {}
+
+    return {} if own.waits is None else closed({rank: own.waits})
 
 
 @final
@@ -114,12 +151,11 @@ class CallLog:
         return self.last.chain
 
     def wait_for(self, ranks: tuple[int, ...], text: str) -> None:
-        """Note that this process waits long in its last eager collective among `ranks`.
-
-        In another thread than that of the calls, it comes neither before nor after any of them.
-        """
-        if self._thread == threading.get_ident():
-            self.waits = EagerWait(ranks, self.begun[ranks], self._next(text, user_line()))
+        """Note that this process waits long in its last eager collective among `ranks`."""
+        call = self._next(text, user_line())
+        if self._thread != threading.get_ident():
+            call = replace(call, count=0)
+        self.waits = EagerWait(ranks, self.begun[ranks], call)
 
     def begin_again(self) -> None:
         """All ranks know that their calls differ: they are compared from here."""
@@ -165,7 +201,7 @@ def posted_calls_text(
     """The function that tells, after a failure, in which call this rank is, and which were the last of others known."""
 
     def tell() -> str:
-        last = {peer: board.posted(peer, CALLS) for peer in ranks if peer != rank}
+        last = {peer: board.posted(peer) for peer in ranks if peer != rank}
         texts = [
             f"rank {peer} was last in {PostedCalls.parse(text).last}"
             for peer, text in last.items()
@@ -184,9 +220,9 @@ def looking(
     """The function that a rank calls each second while it waits for others: say in which call it is, look at theirs."""
 
     def look() -> None:
-        board.post(str(calls.posted()), CALLS)
+        board.post(str(calls.posted()))
         for peer in ranks:
-            text = board.posted(peer, CALLS) if peer != rank else ""
+            text = board.posted(peer) if peer != rank else ""
             found = calls.parted(PostedCalls.parse(text), rank, peer) if text else None
             if found is not None:
                 end = f"; {_UNEVEN}" if found[0].text.startswith("step ") else ""

@@ -6,12 +6,11 @@ The first error is kept; the ranks that it wakes name it.
 from __future__ import annotations
 
 import atexit
-import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -122,14 +121,14 @@ class FailureStore:
         # Another one each time: with the frames that it was raised through, it holds on to whoever called.
         return PeerFailure(self._cause) if self._cause else None
 
-    def post(self, text: str, kind: str = "wait") -> None:
-        """Say something of a kind to whoever looks, such as what this rank waits for."""
+    def post(self, text: str) -> None:
+        """Say something to whoever looks: the calls of this rank, and what it waits for."""
         with suppress(RuntimeError):  # the store is gone, and with it all who would read
-            self._store.set(_posted_key(self._rank, kind), text)
+            self._store.set(f"weft/calls/{self._rank}", text)
 
-    def posted(self, rank: int, kind: str = "wait") -> str:
-        """The last text of a kind that a rank posted; "" when there is none."""
-        key = _posted_key(rank, kind)
+    def posted(self, rank: int) -> str:
+        """The last text that a rank posted; "" when there is none."""
+        key = f"weft/calls/{rank}"
         with suppress(RuntimeError):
             return str(self._store.get(key).decode()) if self._store.check([key]) else ""
         return ""
@@ -167,10 +166,6 @@ class FailureStore:
 def failure_key(times: int, rank: int) -> str:
     """The name in the store of what ends a rank, after the job has gone on after so many failures."""
     return f"weft/failure/{times}/{rank}"
-
-
-def _posted_key(rank: int, kind: str) -> str:
-    return f"weft/{kind}/{rank}"
 
 
 @final
@@ -285,70 +280,6 @@ class CallThread:
 
 # A rank that has waited so many seconds tells the others, and looks at them as often.
 PATIENCE = 1.0
-
-
-@final
-@dataclass(frozen=True)
-class Wait:
-    """The call that a rank waits in.
-
-    Attributes:
-        count: which collective of that group it is, from 1.
-        begun: for every group, how many collectives this rank has begun in it.
-        what: what asks for it, and where.
-    """
-
-    ranks: tuple[int, ...]
-    count: int
-    begun: tuple[tuple[tuple[int, ...], int], ...]
-    what: str
-
-    def came_to(self, other: Wait) -> bool:
-        """True if the rank that waits here has come to another rank's collective before."""
-        return dict(self.begun).get(other.ranks, 0) >= other.count
-
-    def __str__(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def parse(text: str) -> Wait:
-        """Read what `str` wrote."""
-        found = json.loads(text)
-        begun = tuple((tuple(ranks), count) for ranks, count in found["begun"])
-        return Wait(tuple(found["ranks"]), found["count"], begun, found["what"])
-
-
-def wait_cycle(rank: int, own: Wait, posted: Callable[[int], Wait | None]) -> dict[int, Wait]:
-    """Ranks that wait for one another, this one first; empty if it may still go on.
-
-    A rank that waits for nobody, because it is slow, ends the search: it will come. Entries that others posted may be
-    old, but a cycle that ends at this rank, which does wait, cannot be: no rank of it can have gone on without the
-    next one, which has not come.
-    """
-    waits = {rank: own}
-    path = [rank]
-    return _closed(path, waits, posted, {rank})
-
-
-def _closed(
-    path: list[int],
-    waits: dict[int, Wait],
-    posted: Callable[[int], Wait | None],
-    seen: set[int],
-) -> dict[int, Wait]:
-    here = waits[path[-1]]
-    if path[0] in here.ranks and len(path) > 1 and not waits[path[0]].came_to(here):
-        return {rank: waits[rank] for rank in path}
-    for peer in here.ranks:
-        wait = None if peer in seen else posted(peer)
-        seen.add(peer)
-        if wait is None or wait.came_to(here):
-            continue
-        waits[peer] = wait
-        found = _closed([*path, peer], waits, posted, seen)
-        if found:
-            return found
-    return {}
 
 
 # Seconds between two looks at entries: at first, and at most.

@@ -20,7 +20,7 @@ from weft.runtime.channels.process import GlooChannel, GroupChannel, ProcessChan
 from weft.runtime.channels.shared import SharedChannel
 from weft.runtime.channels.shared_link import host
 from weft.runtime.devices.backend import BACKENDS
-from weft.runtime.failures.call_log import CALLS, looking, posted_calls_text
+from weft.runtime.failures.call_log import looking, posted_calls_text
 from weft.runtime.failures.failure_store import FailureStore, StoreEntries
 from weft.runtime.memory.heap import keep_freed_memory
 from weft.runtime.world.launch import timeout_seconds
@@ -171,7 +171,7 @@ class DistributedWorld(World):
         self._board.renew()
 
     def _part(self) -> None:
-        self._board.post(str(self.calls.posted()), CALLS)
+        self._board.post(str(self.calls.posted()))
 
     def close(self) -> None:
         atexit.unregister(self._part)
