@@ -54,6 +54,20 @@ def test_phases_are_logged_and_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
+def test_the_log_says_how_long_a_phase_took(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([100.0, 102.5, 102.5, 110.0])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    with caplog.at_level("INFO", "weft"), progress(False) as begin:
+        begin("one")
+        begin("other")
+    assert [record.getMessage() for record in caplog.records] == [
+        "one took 2.5 s",
+        "other took 7.5 s",
+    ]
+
+
 def test_a_search_is_a_phase(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "weft"):
         compile_small(strategy=weft.Auto(moves=1))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import pytest
 
+from weft.ir.plan import COLLECTIVE_KINDS, Communicator
 from weft.runtime.profiling import exchange_times
-from weft.runtime.profiling.exchange_times import SIZES, _up_to
+from weft.runtime.profiling.exchange_times import SIZES, _up_to, measured_exchanges
+from weft.runtime.world.world import local_world
 from weft.units import NO_BYTES, Bytes
 
 
@@ -13,3 +17,20 @@ def test_what_programs_send_at_once_is_measured_as_it_is(monkeypatch: pytest.Mon
     assert _up_to(NO_BYTES) == _up_to(SIZES[-1]) == SIZES
     assert _up_to(Bytes(10**8)) == (*SIZES, 10**8)
     assert _up_to(Bytes(10**12)) == (*SIZES, exchange_times.MOST)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_measure_the_same_and_a_transfer_goes_one_way(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_times, "SIZES", SIZES[:2])
+    monkeypatch.setattr(exchange_times, "_TRIES", {True: 3, False: 3})
+    begun: defaultdict[int, list[str]] = defaultdict(list)
+    with local_world(size, timeout=20) as world:
+        channels = world.connect((Communicator(0, tuple(range(size))),))
+        found = world.run(lambda rank: measured_exchanges(channels[rank][0], begun[rank].append))
+        sent = [channels[rank][0].sent.total() for rank in range(size)]
+    assert all(each == found[0] for each in found)
+    assert all(own == list(found[0]) for own in begun.values())
+    assert len(found[0]) == len(COLLECTIVE_KINDS) + (size == 2)
+    assert (max(sent) > min(sent) + SIZES[1]) == (size == 2)

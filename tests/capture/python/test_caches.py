@@ -1,0 +1,97 @@
+"""Results that functions with an `lru_cache` keep: which calls are repeated, and what is asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from weft.capture.python.caches import kept_results
+from weft.capture.python_guards import Guard
+
+
+def scaled(*sizes: int, by: Any = 2, **more: Any) -> Any:
+    return [by, *sizes, sorted(more.items())]
+
+
+class Holder:
+    @staticmethod
+    @lru_cache
+    def of_class(x: int) -> int:
+        return x + 1
+
+    @lru_cache  # noqa: B019
+    def of_object(self, x: int) -> int:
+        return x + 1
+
+
+CALLS: list[Callable[[Any], Any]] = [
+    lambda f: f(),
+    lambda f: f(3),
+    lambda f: f("a", "b"),
+    lambda f: f(1, by=3),
+    lambda f: f(by=(1, 2), a=0, b="x"),
+    lambda f: f(1, 2, c=None),
+]
+
+
+def guards_of(*functions: Any) -> list[Guard]:
+    return kept_results([SimpleNamespace(value=each) for each in functions])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("maxsize", [4, None])
+@pytest.mark.parametrize("call", CALLS)
+def test_each_kept_call_is_asked_again(call: Any, maxsize: int | None, typed: bool) -> None:
+    memo = lru_cache(maxsize, typed)(scaled)
+    expected = call(memo)
+    (guard,) = guards_of(memo)
+    assert guard.value.number == expected
+
+
+def test_a_result_holds_until_the_step_would_get_another() -> None:
+    factor = [2]
+    memo = lru_cache(lambda x: x * factor[0])
+    memo(3)
+    (guard,) = guards_of(memo)
+    assert guard.holds()
+    factor[0] = 5
+    assert guard.holds()  # the cache still has the result
+    memo.cache_clear()
+    assert not guard.holds()
+
+
+def test_results_that_cannot_be_compared_are_not_asked_for() -> None:
+    memo = lru_cache(lambda x: object())
+    memo(1)
+    assert guards_of(memo) == []
+
+
+def test_calls_with_what_stands_for_data_are_not_repeated() -> None:
+    memo = lru_cache(lambda *xs: len(xs))
+    with FakeTensorMode():
+        tensor = torch.ones(2)
+    memo(tensor)
+    memo(1, tensor)
+    memo(1, 2)
+    (guard,) = guards_of(memo)
+    assert guard.value.number == 2
+
+
+def test_functions_are_found_in_methods_and_partials_once() -> None:
+    held = Holder()
+    held.of_object(3)
+    Holder.of_class(4)
+    memo = vars(Holder)["of_object"]
+    found = guards_of(held.of_object, partial(held.of_object, 3), memo, Holder.of_class)
+    assert sorted(each.value.number for each in found) == [4, 5]
+    memo.cache_clear()
+
+
+def test_caches_of_libraries_are_left_alone() -> None:
+    assert guards_of(torch.fx.operator_schemas.get_signature_for_torch_op, len, 3) == []
