@@ -58,7 +58,7 @@ def test_the_log_says_how_long_a_phase_took(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([100.0, 102.5, 102.5, 110.0])
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr("weft.planning.progress.time.perf_counter", lambda: next(clock))
     with caplog.at_level("INFO", "weft"), progress(False) as begin:
         begin("one")
         begin("other")
