@@ -1,15 +1,11 @@
 """Ranks with slow links between them: each in a network namespace of its own, on a bridge, at a limited rate.
 
-    python -m benchmarks.links --rate 1gbit -n 2 benchmarks/compare.py --work gpt --strategy data_parallel
-
-Starts the ranks as `weft run -n` does, but so that everything between them goes through the limited
-links: shared memory is off. It needs root (network namespaces and `tc`). The rate is measured with a
-plain socket first. Nothing is left behind, not by a killed run either.
+Everything between the ranks goes through the limited links: shared memory is off. Links need root (network namespaces
+and `tc`). Their rate is measured with a plain socket first. Nothing is left behind, not by a killed run either.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import re
@@ -21,7 +17,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType
 
 PREFIX = "weftlink"
 PORT = 29511
@@ -176,7 +171,7 @@ def _check() -> None:
     if os.geteuid() != 0:
         raise LinksError(
             f"slow links need root for network namespaces, found user {os.geteuid()}; "
-            "run as root, or leave --links out"
+            "run as root, or leave --link out"
         )
 
 
@@ -264,28 +259,3 @@ def run(command: Sequence[str], links: Links) -> int:
         for each in ranks:
             each.kill()
             each.wait()
-
-
-def _end(number: int, _: FrameType | None) -> None:
-    """Let `finally` blocks run when this process is asked to end."""
-    sys.exit(128 + number)
-
-
-def main() -> int:
-    """Run a program on ranks with slow links; returns its exit status, or 2 without what it needs."""
-    parser = argparse.ArgumentParser(description="Run a program on ranks with slow links.")
-    parser.add_argument("--rate", default="1gbit", help="as tc reads it; of each direction")
-    parser.add_argument("-n", type=int, default=2, help="ranks")
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="a Python file, its arguments")
-    o = parser.parse_args()
-    signal.signal(signal.SIGTERM, _end)
-    try:
-        with slow_links(o.n, o.rate) as links:
-            return run([sys.executable, *o.program], links)
-    except LinksError as error:
-        print(f"benchmarks.links: {error}", file=sys.stderr)
-        return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,9 +11,9 @@ import transformers
 from torch import nn
 
 import weft
-from benchmarks.accuracy.residual import Residual, ResidualNet
 from benchmarks.works.work import class_loss
 from examples.gpt_model import GPT, loss_fn
+from examples.models.resnet import ResNet
 from weft.planning.stored_step import StoredStep
 
 AdamW = partial(torch.optim.AdamW, lr=1e-4)
@@ -131,7 +131,7 @@ def mlp(width: int, layers: int, samples: int) -> weft.Job:
 def wide_resnet(channels: int, widening: int, images: int) -> weft.Job:
     """A Wide-ResNet of 50 layers, trained with AdamW, as Alpa's (arXiv 2201.12023, section 8.1)."""
     with torch.device("meta"):
-        model = ResidualNet(Residual(channels, widening, classes=1024))
+        model = ResNet(classes=1024, width=channels, widening=widening)
         batch = {
             "x": torch.empty(images, 3, 224, 224),
             "y": torch.empty(images, dtype=torch.int64),

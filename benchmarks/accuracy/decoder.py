@@ -10,11 +10,10 @@ from torch.nn.functional import (
     cross_entropy,
     gelu,
     scaled_dot_product_attention,
-    silu,
     softmax,
 )
 
-from benchmarks.works.llama import RMSNorm, rotated, rotation
+from benchmarks.works.llama import RMSNorm, SwiGLU, rotated, rotation
 
 
 @dataclass(frozen=True)
@@ -109,20 +108,15 @@ class PackedAttention(nn.Module):
         return self.proj(self.core(q, k, v).transpose(1, 2).flatten(2))
 
 
-class FeedForward(nn.Module):
-    """SwiGLU, or a net with GELU: (batch, length, width) to the same."""
+class Feed(nn.Module):
+    """Two layers with GELU between them: (batch, length, width) to the same."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        bias = not form.llama
-        self.gate = nn.Linear(form.width, form.hidden, bias=bias) if form.llama else None
-        self.up = nn.Linear(form.width, form.hidden, bias=bias)
-        self.down = nn.Linear(form.hidden, form.width, bias=bias)
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.gate is None:
-            return self.down(gelu(self.up(x), approximate="tanh"))
-        return self.down(silu(self.gate(x)) * self.up(x))
+        return self.down(gelu(self.up(x), approximate="tanh"))
 
 
 class Experts(nn.Module):
@@ -158,7 +152,8 @@ class Block(nn.Module):
         norm = RMSNorm if form.llama else nn.LayerNorm
         self.norm1, self.norm2 = norm(form.width), norm(form.width)
         self.attention = PackedAttention(form)
-        self.feed: nn.Module = FeedForward(form) if own else Experts(form)
+        made = SwiGLU if form.llama else Feed
+        self.feed: nn.Module = made(form.width, form.hidden) if own else Experts(form)
         self.after = Block(form, own=False) if own and form.experts else None
         self.drop1, self.drop2 = dropped(form), dropped(form)
 

@@ -15,9 +15,9 @@ import torch
 
 import weft
 from benchmarks.accuracy.decoder import Decoder, Form, token_loss
-from benchmarks.accuracy.residual import Residual, ResidualNet
-from benchmarks.accuracy.row import Row
+from benchmarks.accuracy.row import Residual, Row
 from benchmarks.works.work import class_loss
+from examples.models.resnet import ResNet
 from weft.planning.stored_step import StoredStep
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -119,7 +119,8 @@ def _stored(form: Form | Residual, blocks: int, sequences: int, dtype: str) -> S
     with torch.device("meta"):
         model: torch.nn.Module
         if isinstance(form, Residual):
-            model, loss = ResidualNet(form), class_loss
+            model = ResNet(classes=form.classes, width=form.width, widening=form.widening)
+            loss = class_loss
             x = torch.empty(sequences, 3, form.side, form.side, dtype=DTYPES[dtype])
             y = torch.empty(sequences, dtype=torch.int64)
         else:
@@ -155,7 +156,7 @@ def strategy_of(row: Row) -> weft.Strategy:
     }
     form = row.form
     if isinstance(form, Residual):
-        given["recompute"] = ("body.*",) if row.recompute == "full" else ()
+        given["recompute"] = ("blocks.*",) if row.recompute == "full" else ()
     if row.tensor == 1 or not isinstance(form, Form):
         return weft.Strategy(batch={"*": (*above, S)}, parameters={"*": B}, **given)
     columns = ["blocks.*.attention.qkv", "blocks.*.feed.up"]

@@ -6,9 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.accuracy.decoder import Form
-from benchmarks.accuracy.residual import Residual
 
 Told = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The sizes of a residual net of 50 layers (`examples.models.resnet.ResNet`), on square images.
+
+    Attributes:
+        width: channels after the first convolution.
+        widening: how many times as many channels a block's second convolution makes.
+        classes: of the last layer.
+        side: of the images.
+    """
+
+    width: int = 64
+    widening: int = 1
+    classes: int = 1000
+    side: int = 224
 
 
 @dataclass(frozen=True)

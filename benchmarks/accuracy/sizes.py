@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from math import ceil
 
 from benchmarks.accuracy.decoder import Form
-from benchmarks.accuracy.residual import Residual
-from benchmarks.accuracy.row import Told
+from benchmarks.accuracy.row import Residual, Told
 
 # Vocabularies are padded so that every rank has as many rows (Megatron-LM's make-vocab-size-divisible-by).
 _PADDED = 128
@@ -65,7 +64,7 @@ def _residual(told: Told) -> Residual:
     text = " ".join((told["arch"], told["model"], told["group"])).replace("-", " ")
     sizes = {word[0]: word[1:] for word in text.split() if word[0] in "CW" and word[1:].isdigit()}
     if "C" in sizes and "W" in sizes:
-        return Residual(channels=int(sizes["C"]), widening=int(sizes["W"]), classes=1024)
+        return Residual(width=int(sizes["C"]), widening=int(sizes["W"]), classes=1024)
     if "ResNet50" in told["model"] and "Wide" not in told["model"]:
         return Residual()
     raise ValueError(f"the widths of model {told['model']!r} are not told")

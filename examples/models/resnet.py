@@ -18,13 +18,13 @@ LAYOUTS = {"blocks.*.conv1.weight": weft.split(0), "blocks.*.conv2.weight": weft
 class Bottleneck(nn.Module):
     """1×1, 3×3 and 1×1 convolutions and a shortcut: [n, inputs, h, w] -> [n, 4 width, h/stride, w/stride]."""
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, widening: int = 1) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.conv2 = nn.Conv2d(width, widening * width, 3, stride, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(widening * width)
+        self.conv3 = nn.Conv2d(widening * width, 4 * width, 1, bias=False)
         self.norm3 = nn.BatchNorm2d(4 * width)
         self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or inputs != 4 * width:
@@ -43,11 +43,17 @@ class ResNet(nn.Module):
 
     Args:
         layers: blocks of each of the four stages.
+        classes: how many.
         width: channels after the first convolution; a stage has twice as many as the one before.
+        widening: how many times as many channels a block's second convolution makes (Zagoruyko and Komodakis, 2016).
     """
 
     def __init__(
-        self, layers: Sequence[int] = RESNET_50, classes: int = 1000, width: int = 64
+        self,
+        layers: Sequence[int] = RESNET_50,
+        classes: int = 1000,
+        width: int = 64,
+        widening: int = 1,
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, width, 7, 2, padding=3, bias=False)
@@ -56,7 +62,8 @@ class ResNet(nn.Module):
         for stage, count in enumerate(layers):
             for index in range(count):
                 inside = width * 2**stage
-                blocks.append(Bottleneck(inputs, inside, 2 if stage and not index else 1))
+                stride = 2 if stage and not index else 1
+                blocks.append(Bottleneck(inputs, inside, stride, widening))
                 inputs = 4 * inside
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(inputs, classes)

@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.accuracy.__main__ import told_rows
 from benchmarks.accuracy.decoder import Form
-from benchmarks.accuracy.residual import Residual
-from benchmarks.accuracy.row import Row
+from benchmarks.accuracy.row import Residual, Row
 from benchmarks.accuracy.rows import read_rows
 
 VTRAIN = (
@@ -161,7 +160,7 @@ def test_precision_recompute_and_chunks(tmp_path: Path) -> None:
 def test_convolutional_models_and_mixtures(tmp_path: Path) -> None:
     alone = {"dp": "16", "tp": "1", "pp": "1"}
     wide = read(tmp_path, arch="cnn", group="intra_WideResNet50-C320-W2", **alone)
-    assert wide.form == Residual(channels=320, widening=2, classes=1024)
+    assert wide.form == Residual(width=320, widening=2, classes=1024)
     plain = read(tmp_path, arch="cnn", model="ResNet50 v1.5", layers="", **alone)
     assert plain.form == Residual()
     mixed = read(tmp_path, arch="gpt-moe", experts="8", layers="8")
