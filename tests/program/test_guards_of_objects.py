@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -192,6 +193,81 @@ def test_what_methods_of_the_user_s_objects_read(
     both.step()
     both.step()
     assert len(planned()) == 1
+
+
+class Scaled(nn.Module):
+    """A layer whose class holds the power; `forward` does not name the class."""
+
+    power = 1.0
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.layer, self.read = nn.Linear(8, 8), read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.read(self)  # type: ignore[no-any-return]
+
+    @classmethod
+    def of_class(cls) -> float:
+        return cls.power
+
+
+OF_CLASSES: dict[str, Callable[[Any], float]] = {
+    "type": lambda s: type(s).power,
+    "__class__": lambda s: s.__class__.power,
+    "classmethod": lambda s: s.of_class(),
+}
+
+
+@pytest.mark.parametrize("read", OF_CLASSES.values(), ids=OF_CLASSES)
+@pytest.mark.parametrize("owner", [Base, Scaled])
+def test_attributes_of_the_class_of_an_object_or_layer(
+    owner: Any, read: Any, planned: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Both(Scaled(read) if owner is Scaled else Reading(Schedule(), read))
+    both.step()
+    both.step()
+    assert not planned()
+    monkeypatch.setattr(owner, "power", 3.0)
+    both.step()
+    assert len(planned()) == 1
+
+
+BY_TEXT: dict[str, Callable[[Any], float]] = {
+    "globals": lambda _: globals()["FACTOR"],  # type: ignore[no-any-return]
+    "get": lambda _: globals().get("FACTOR", 0.0),
+    "eval": lambda _: eval("2 * FACTOR"),
+    "modules": lambda _: vars(sys.modules[__name__])["FACTOR"],  # type: ignore[no-any-return]
+    "attribute": lambda _: sys.modules[__name__].FACTOR,  # type: ignore[no-any-return]
+}
+
+
+@pytest.mark.parametrize("read", BY_TEXT.values(), ids=BY_TEXT)
+def test_a_global_read_by_its_name_as_a_text(read: Any, planned: Callable[[], list[str]]) -> None:
+    both = Both(Reading(None, read))
+    both.step()
+    factor(3.0)
+    both.step()
+    assert len(planned()) == 1
+
+
+def doubled(_: Any) -> float:
+    return 2.0
+
+
+def test_a_function_whose_code_is_replaced(
+    planned: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """IPython's autoreload does so."""
+    both = Both(Reading(None, lambda held: doubled(held)))
+    both.step()
+    monkeypatch.setattr(doubled, "__code__", factor_of.__code__)
+    both.step()
+    assert len(planned()) == 1
+
+
+def factor_of(_: Any) -> float:
+    return FACTOR
 
 
 def test_what_the_step_does_not_read_of_an_object_may_change(

@@ -180,6 +180,11 @@ def test_another_order_or_exchange_of_the_models_own_parts_is_refused() -> None:
         with pytest.raises(UserError, match="swap_tensors"):
             program.step(x)
         torch.utils.swap_tensors(one, two)
+        plain = nn.Parameter(torch.zeros(4))
+        torch.utils.swap_tensors(one, plain)
+        with pytest.raises(UserError, match="swap_tensors"):
+            program.step(x)
+        torch.utils.swap_tensors(one, plain)
         reordered(model)
         with pytest.raises(UserError, match=r"layers\.a was put into another place"):
             program.step(x)

@@ -48,6 +48,24 @@ def test_a_hook_that_is_registered_later_counts_from_the_next_step(
 
 
 @some_strategies
+def test_hooks_of_a_layer_in_another_order_count(name: str) -> None:
+    def hooked(model: Any, _: Any) -> None:
+        model.first.register_forward_hook(lambda layer, x, y: y * 2)
+        model.first.register_forward_hook(lambda layer, x, y: y + 1)
+
+    def exchange(model: Any, _: Any) -> None:
+        hooks = model.first._forward_hooks
+        hooks.move_to_end(next(iter(hooks)))
+
+    with twins(name) as both:
+        both.both(hooked)
+        both.step()
+        both.both(exchange)
+        both.step()
+        both.check()
+
+
+@some_strategies
 def test_a_hook_in_the_place_of_another_counts(name: str) -> None:
     def hooked(scale: float) -> Any:
         def register(model: Any, _: Any) -> None:

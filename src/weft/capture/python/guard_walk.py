@@ -66,6 +66,8 @@ HOLDERS = (types.SimpleNamespace, argparse.Namespace, *_MAPPINGS)
 _PLAIN_DICTS = (dict, OrderedDict, defaultdict)
 # A function that names these reads attributes of an object under names that it computes.
 _BY_MADE_NAMES = frozenset(["vars", "__dict__", "getattr"])
+# A function that names one of these may read the class of any object.
+_BY_CLASS = frozenset(["type", "__class__"])
 # Methods of a user's class that torch calls by itself.
 _CALLED = ("forward", "backward", "setup_context", "jvp", "vjp", "vmap")
 # Entries of an optimizer's groups beside hyperparameters.
@@ -111,6 +113,8 @@ class Walk(ABC):
         self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
         # The user's classes that functions reach, and the names that were looked up in them.
         self._classes: dict[type, frozenset[str]] = {}
+        # The classes of modules and objects that were there before the step.
+        self._of_objects: set[type] = set()
         self._spaces: dict[type, Mapping[str, Any]] = {}
 
     @abstractmethod
@@ -319,6 +323,7 @@ class Walk(ABC):
             return
         self._functions.add(id(plain))
         title, code = plain.__qualname__, plain.__code__
+        self.add(Guard(AttributeRead(plain), "__code__", code, f"the code of {title}"))
         if plain.__defaults__:
             text = f"the defaults of {title}"
             self.add(Guard(AttributeRead(plain), "__defaults__", plain.__defaults__, text))
@@ -376,8 +381,9 @@ class Walk(ABC):
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.inside(value, f"a default of {function.__qualname__}")
         # Classes are passed on as arguments, so that any function may use the names in them.
-        for cls, known in list(self._classes.items()):
-            if known != self.named:
+        by_class = () if self.named.isdisjoint(_BY_CLASS) else self._of_objects
+        for cls in (*self._classes, *by_class):
+            if self._classes.get(cls) != self.named:
                 self._in_class(cls, self.named)
 
     def _in_module(
@@ -399,6 +405,12 @@ class Walk(ABC):
                 self.inside(value, text, name)
 
     # -------------------------------------------------------------------------------------- classes
+
+    def class_of_object(self, cls: type) -> None:
+        """Watch the names in the class of an object, where a function may ask for its class."""
+        self._of_objects.add(cls)
+        if not self.named.isdisjoint(_BY_CLASS):
+            self._in_class(cls, self.named)
 
     def _in_class(self, cls: type, names: frozenset[str]) -> None:
         """Watch some names in a class of the user's."""
@@ -452,8 +464,13 @@ class Walk(ABC):
                         self._descriptor(value)
 
     def read_of(self, cls: type, name: str) -> None:
-        """Watch the functions that reading an attribute of a class may run."""
-        self._descriptor(next((vars(x)[name] for x in cls.__mro__ if name in vars(x)), None))
+        """Watch the functions that reading an attribute of a class may run; one of the class may read names in it."""
+        value = next((vars(x)[name] for x in cls.__mro__ if name in vars(x)), None)
+        self._descriptor(value)
+        if isinstance(value, classmethod) and (plain := plain_function(value.__func__)):
+            names = names_in(plain.__code__)
+            if not names <= self._classes.get(cls, frozenset()):
+                self._in_class(cls, names)
 
     def _descriptor(self, value: Any) -> None:
         if isinstance(value, property):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, TypeAlias, final
 
 import torch
@@ -67,9 +68,9 @@ class Hooks:
 
     def changed(self) -> str | None:
         """The hooks that are not as they were, in words; some microseconds."""
-        # Keys of hooks only grow: where none was registered since, anywhere, they can only be gone.
+        # Keys of hooks only grow: where none was registered since, anywhere, hooks have the keys that they had.
         registered = RemovableHandle.next_id
-        if registered == self._registered and list(map(len, self._held)) == self._sizes:
+        if registered == self._registered and list(chain.from_iterable(self._held)) == self._keys:
             return None
         now = self._now()
         for name, before in self._then.items():
@@ -91,10 +92,10 @@ class Hooks:
         return found
 
     def _note(self) -> None:
-        """Note the dicts that hold hooks now, and how many."""
+        """Note the dicts that hold hooks now, and the keys of all hooks in order."""
         tensors = (getattr(x, key) for x in self._parameters.values() for key in _OF_TENSORS)
         self._held = [hooks for hooks in (*self._dicts, *tensors) if hooks]
-        self._sizes = list(map(len, self._held))
+        self._keys = list(chain.from_iterable(self._held))
         self._registered = RemovableHandle.next_id
 
 

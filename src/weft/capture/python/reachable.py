@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import re
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
@@ -15,6 +16,8 @@ from weft.files import in_library, installed, standard
 
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME")
+# A function that names one of these may read any global that stands in its code or texts.
+_BY_TEXT = frozenset(["globals", "eval", "exec", "modules", "import_module", "__import__"])
 # Attributes of global tensors that are weft's, which plain ones do not have.
 OF_GLOBAL = frozenset(["spec", "locals", "shares", "hold", "origin", "keeps_gradient"])
 
@@ -122,7 +125,10 @@ def getattr_names(code: types.CodeType) -> frozenset[str]:
 @cache
 def _globals_in(code: types.CodeType) -> tuple[str, ...]:
     steps = (step for each in codes_in(code) for step in dis.get_instructions(each))
-    return tuple(dict.fromkeys(step.argval for step in steps if step.opname in _GLOBALS))
+    names = [step.argval for step in steps if step.opname in _GLOBALS]
+    if not (texts := names_in(code)).isdisjoint(_BY_TEXT):
+        names += sorted({word for text in texts for word in re.findall(r"\w+", text)})
+    return tuple(dict.fromkeys(names))
 
 
 def is_user_code(function: Any) -> bool:

@@ -208,6 +208,7 @@ class PythonRecorder(Walk):
             users = is_user_code(type(module).forward) or users_module(type(module).__module__)
             seen = _SeenObject(module, dict(vars(module)), text, users, True, inner)
             self._seen[id(module)] = seen
+            self.class_of_object(type(module))
             if inner:
                 self._parts(seen)
 
@@ -231,6 +232,7 @@ class PythonRecorder(Walk):
                 self._note_reads_of(cls)
             if users:
                 self.called(cls, lambda name: name.startswith("__"))
+                self.class_of_object(cls)
         return True
 
     def _note_reads_of(self, cls: type) -> None:

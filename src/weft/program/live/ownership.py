@@ -164,12 +164,18 @@ class LiveLocations:
         now = chain(chain.from_iterable(map(dict.values, self._spaces)), (_END,))
         if not all(map(is_, now, self._held)):
             self._check_each()
-        if not all(map(is_, map(_locals, self._global), self._locals)):
+        if self._is_exchanged():
             raise UserError(
                 "a tensor of the compiled model was exchanged with another one (torch.utils.swap_tensors), and the "
                 "program works with its memory of before; write values into it, tensor.copy_(…)"
             )
         self.take_data()
+
+    def _is_exchanged(self) -> bool:
+        try:
+            return not all(map(is_, map(_locals, self._global), self._locals))
+        except AttributeError:  # with an ordinary tensor, which has no `locals`
+            return True
 
     def check_laid(self) -> None:
         """Raise UserError, where the program is closed, naming a tensor that no longer has the memory of then."""
