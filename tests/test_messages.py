@@ -30,7 +30,7 @@ ELSEWHERE = (
     "and reads it: captured once",
     "is of another model: it lacks",
     "the loss function returned",
-    "the step puts another value",
+    "the step replaces",
     "the update of",
     "the program has no place",
     " matches nothing",

@@ -106,12 +106,10 @@ def load_yaml(text: str | bytes, where: str, expected: str, *, numbers: bool = F
         _check_bounds(text)
         return yaml.load(text, _LoaderOfNumbers if numbers else _Loader)
     except (yaml.YAMLError, UnicodeDecodeError, _BeyondBoundsError) as error:
-        raise UserError(
-            f"{where} is no YAML that can be read: {error}; expected {expected}"
-        ) from error
+        raise UserError(f"{where} cannot be read as YAML: {error}; expected {expected}") from error
     except UNREADABLE:  # a day that is none, thousands of digits; a list as a key
         raise UserError(
-            f"{where} is no YAML that can be read: a date, number or key of it is none; expected {expected}"
+            f"{where} cannot be read as YAML: a date, a number or a key is invalid; expected {expected}"
         ) from None
 
 

@@ -95,10 +95,10 @@ def scaled(model: nn.Module, batch: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"x": torch.ones(8, 9)}, r"'x'.*float32\[8, 8\], found a tensor float32\[8, 9\]"),
+        ({"x": torch.ones(8, 9)}, r"'x'.*float32\[8, 8\], got a tensor float32\[8, 9\]"),
         ({"x": torch.ones(8, 8).double()}, r"'x'.*found a tensor float64"),
-        ({"y": 3}, r"'y'.*int64\[8\], found 3 of type int"),
-        ({"scale": torch.ones(())}, r"'scale'.*the constant 2.0, found a tensor"),
+        ({"y": 3}, r"'y'.*int64\[8\], got 3 of type int"),
+        ({"scale": torch.ones(())}, r"'scale'.*the constant 2.0, got a tensor"),
         ({"more": torch.ones(1)}, r"the leaves \['x', 'y', 'scale', 'more'\]"),
     ],
 )
@@ -246,7 +246,7 @@ def test_entries_in_another_order() -> None:
         ({"x": 1, "y": 2, "z": 3}, r"\['z'\] are new"),
         (
             {"x": numpy.ones((8, 8), "f4"), "y": numpy.ones(8)},
-            r"found a numpy.ndarray float32\[8, 8\], which torch.as_tensor makes a tensor",
+            r"got a numpy.ndarray float32\[8, 8\], which torch.as_tensor makes a tensor",
         ),
     ],
 )
@@ -264,7 +264,7 @@ def test_batches_that_differ_are_told_in_one_line(batch: Any, words: str) -> Non
         (
             [1, Sample(1, 2)],
             [1, Encoding(x=1, y=2, scale=3)],
-            r"found \[…, \{'x': …, .*expected \[…, Sample",
+            r"got \[…, \{'x': …, .*expected \[…, Sample",
         ),
         (Sample(1, 2), {"x": 1, "y": 2, "scale": 1.0}, r"expected Sample\(x=…, y=…, scale=…\)$"),  # type: ignore[arg-type]
     ],

@@ -91,9 +91,9 @@ def test_a_job_may_stand_in_the_module_itself(module: str) -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("{}", "as module:function, such as my_job:job .*got"),
-        ("{}:", "as module:function"),
-        ("{}:a.b", "as module:function"),
+        ("{}", "must be module:function, such as my_job:job .*got"),
+        ("{}:", "must be module:function"),
+        ("{}:a.b", "must be module:function"),
         ("none_here:job", "there is no module 'none_here' in "),
         ("none.here:job", "there is no module 'none' in "),
         ("{}.py:job", r"such as my_job or package.my_job, got .*\.py'; leave .py"),
@@ -103,7 +103,7 @@ def test_a_job_may_stand_in_the_module_itself(module: str) -> None:
         ("builtins:dict", r"gives an object of type dict, expected weft\.Job\("),
         ("{}:other", r"has no 'other'; expected a function .* weft\.Job\("),
         ("{}:ints", r"gives an object of type int, expected weft\.Job\("),
-        ("{}:needs", r"takes no arguments, but .*path"),
+        ("{}:needs", r"must have no required arguments, but .*path"),
     ],
 )
 def test_what_is_no_job_is_told(module: str, target: str, words: str) -> None:

@@ -170,7 +170,7 @@ def test_what_cannot_be_resumed_is_told(graph: Path) -> None:
     search = ("search", graph, "--moves", 2, "--resume")
     assert run("search", graph, "--topology", "h100x2", "--moves", 2, "-o", output).exit_code == 0
     for said, arguments in (
-        ("of another graph or topology", ("--topology", "h100x4", "-o", output)),
+        ("with another graph or topology", ("--topology", "h100x4", "-o", output)),
         ("give one of them", ("--topology", "h100x2", "-o", output, "--start", output)),
         ("give -o best.yaml", ("--topology", "h100x2")),
     ):

@@ -62,14 +62,14 @@ def test_names():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "is no YAML"),
+        ("a: [", "cannot be read as YAML"),
         ("a: 1\na: 2", "the key 'a' stands twice"),
         ("&a [*a]", "contains itself"),
-        ("[" * 2000, "is no YAML"),
-        ("x: !!python/object/apply:os.system ['true']", "is no YAML"),
-        ("? [1]\n: 2", "is no YAML"),
+        ("[" * 2000, "cannot be read as YAML"),
+        ("x: !!python/object/apply:os.system ['true']", "cannot be read as YAML"),
+        ("? [1]\n: 2", "cannot be read as YAML"),
         ("weft_topology: 1\nnodes: &n [*n]", "contains itself"),
-        ("x: 2020-99-99", "is no YAML"),
+        ("x: 2020-99-99", "cannot be read as YAML"),
         ("a" * ((1 << 20) + 1), "has more than"),
     ],
 )

@@ -123,10 +123,10 @@ def test_files_that_are_no_description(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         read_device_kind(tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(UserError, match="is no YAML"):
+    with pytest.raises(UserError, match="cannot be read as YAML"):
         read_device_kind(tmp_path / "bad.yaml")
     (tmp_path / "run.yaml").write_text("!!python/object/apply:os.getcwd []")
-    with pytest.raises(UserError, match="is no YAML"):
+    with pytest.raises(UserError, match="cannot be read as YAML"):
         read_device_kind(tmp_path / "run.yaml")
     (tmp_path / "twice.yaml").write_text("a: 1\nb: 2\na: 3")
     with pytest.raises(UserError, match="the key 'a' stands twice"):

@@ -100,7 +100,7 @@ def test_inputs_and_hints_say_what_they_are() -> None:
         ("%a = parameter", "expected a string"),
         ('%a = gradient "x" : float32[2]', "expected call, box or one of parameter"),
         ('%a = batch "x" : float32[2] @0(B)', "placement @0 is not declared"),
-        ('%a = batch "x" sent twice : float32[2]', "expected one of once, each, found 'twice'"),
+        ('%a = batch "x" sent twice : float32[2]', "expected one of once, each, got 'twice'"),
         ('%a = batch "x" : float32[2.5]', "whole numbers"),
         ("%a = call aten.neg.default(%x", "expected"),
         ("update 3", "expected a string"),

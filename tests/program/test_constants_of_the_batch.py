@@ -196,7 +196,7 @@ def test_a_tensor_in_their_place_is_refused_and_too_many_plans_are() -> None:
         program = weft.compile(
             model, hashed, sgd(model), batch_of(0, name=""), placement=weft.placement("cpu", [0])
         )
-        with pytest.raises(BatchError, match=r"'name'.*the constant '', found a tensor"):
+        with pytest.raises(BatchError, match=r"'name'.*the constant '', got a tensor"):
             program.step(batch_of(0, name=torch.ones(())))
         for number in range(16):
             program.step(batch_of(0, name="x" * number))

@@ -323,7 +323,7 @@ def test_there_are_not_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
     both.step()
     give(3.0)
     with pytest.raises(
-        UserError, match="factor was 2.0 and is 3.0.* with the batch, as a tensor"
+        UserError, match="factor was 2.0 and is 3.0.* in the batch, as a tensor"
     ) as error:
         both.program.step(torch.ones(8, 8))
     assert not isinstance(error.value, BatchError)

@@ -217,7 +217,7 @@ def test_a_tensor_that_the_step_replaces_after_reading_it_is_refused() -> None:
         m.t = m.t + 1
         return squares(m, x * m.t)
 
-    with pytest.raises(CaptureError, match="puts another one there, for the next step"):
+    with pytest.raises(CaptureError, match="replaces it for the next step"):
         compiled(model, loss)
     assert torch.equal(model.t, torch.ones(8))
     assert torch.equal(held.t, torch.ones(8))

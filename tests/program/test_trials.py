@@ -304,7 +304,7 @@ def test_a_second_program_that_cannot_lie_as_the_first_is_told():
             *(model, loss_fn, optimizer, batch), placement=TWO, strategy=Strategy(stages=stages)
         )
         with pytest.raises(
-            UserError, match=r"none lays the model as .* first.weight lies .* close it"
+            UserError, match=r"none has the layouts .* first.weight is laid out .* close it"
         ):
             weft.compile(*(model, loss_fn, None, batch), placement=TWO, strategy=weft.Auto(moves=3))
         assert first.step(batch).item() > 0

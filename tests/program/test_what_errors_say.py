@@ -185,7 +185,9 @@ def test_optimizers_are_refused_with_their_line(update: Any, line: str, words: s
 
 
 def test_optimizers_of_sparse_gradients_and_with_states_of_no_parameter() -> None:
-    with pytest.raises(CaptureError, match="the gradients of a plan are dense: take one for dense"):
+    with pytest.raises(
+        CaptureError, match="the gradients of a plan are dense: use an optimizer for dense"
+    ):
         compiled(torch.optim.SparseAdam)
 
     class Counting(torch.optim.SGD):

@@ -241,7 +241,7 @@ def a_result(model: Any, made: torch.Tensor) -> None:
         (the_weight, "writes the parameter 'first.weight' in place"),
         (the_weights_data, "writes the parameter 'first.weight' in place"),
         (another_shape, "keep shape and dtype"),
-        (a_result, "none of the model"),
+        (a_result, "outside the model"),
     ],
 )
 def test_other_writes_are_refused(write: Any, text: str) -> None:

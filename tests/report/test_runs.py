@@ -131,7 +131,7 @@ def test_a_trace_of_a_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("a.html", "<p>hello</p>", "is no report of weft"),
+        ("a.html", "<p>hello</p>", "is not a report of weft"),
         ("a.html", '<script type="application/json" id="data">[{</script>', "is damaged"),
         ("a.html", '<script type="application/json" id="data">[1]</script>', "is damaged"),
         ("a.html", '<script type="application/json" id="data">[]</script>', "got none"),

@@ -78,19 +78,19 @@ def row_of(**changed: object) -> list[object]:
     ("entry", "row", "said"),
     [
         ("points", [*row_of()[:-1], [1, 2, 3, 4]], "expected the 12 coordinates of a candidate"),
-        ("points", [*row_of(data=0), [1, 2, 3, 4]], "expected a candidate's data, found 0"),
-        ("points", [*row_of(data=True), [1, 2, 3, 4]], "expected a candidate's data, found True"),
-        ("points", [*row_of(layouts="rows"), [1, 2, 3, 4]], "candidate's layouts, found 'rows'"),
+        ("points", [*row_of(data=0), [1, 2, 3, 4]], "expected a candidate's data, got 0"),
+        ("points", [*row_of(data=True), [1, 2, 3, 4]], "expected a candidate's data, got True"),
+        ("points", [*row_of(layouts="rows"), [1, 2, 3, 4]], "candidate's layouts, got 'rows'"),
         (
             "points",
             [*row_of(layouts=["data"]), [1, 2, 3, 4]],
-            r"candidate's layouts, found \['data'\]",
+            r"candidate's layouts, got \['data'\]",
         ),
-        ("points", [*row_of(schedule="soon"), [1, 2, 3, 4]], "candidate's schedule, found 'soon'"),
-        ("points", [*row_of(zero=True), [1, 2, 3, 4]], "expected a candidate's zero, found True"),
-        ("points", [*row_of(outer=0), [1, 2, 3, 4]], "expected a candidate's outer, found 0"),
-        ("points", [*row_of(recompute=-1), [1, 2, 3, 4]], "a candidate's recompute, found -1"),
-        ("looks", [*row_of(), None, "soon"], "a number that is not below 0, found 'soon'"),
+        ("points", [*row_of(schedule="soon"), [1, 2, 3, 4]], "candidate's schedule, got 'soon'"),
+        ("points", [*row_of(zero=True), [1, 2, 3, 4]], "expected a candidate's zero, got True"),
+        ("points", [*row_of(outer=0), [1, 2, 3, 4]], "expected a candidate's outer, got 0"),
+        ("points", [*row_of(recompute=-1), [1, 2, 3, 4]], "a candidate's recompute, got -1"),
+        ("looks", [*row_of(), None, "soon"], "a number that is not below 0, got 'soon'"),
     ],
 )
 def test_a_coordinate_that_is_none_is_told(

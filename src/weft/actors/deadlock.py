@@ -29,7 +29,7 @@ def deadlock_text(
     """
     graph = _WaitForGraph(plans, ended, ordered)
     lines = [f"  {graph.text(who)} waits for {graph.awaited(who)[1]}" for who in graph.cycle()]
-    return "\n".join(["the plan would hang: these wait for each other:", *lines])
+    return "\n".join(["the plan would hang: these actors wait for each other:", *lines])
 
 
 @final

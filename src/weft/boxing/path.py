@@ -63,7 +63,7 @@ def steps(
     """
     if source.placement.device_type != target.placement.device_type:
         raise LayoutError(
-            f"boxing goes between ranks of one device type, got {source} and {target}; "
+            f"boxing needs ranks of one device type, got {source} and {target}; "
             "copy the tensor to the other device first"
         )
     source.check(shape)

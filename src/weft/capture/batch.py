@@ -135,7 +135,7 @@ class BatchSpec:
             )
         if keys != expected or tree != self.tree:
             raise BatchError(
-                "the batch is built of other containers than the one that the program was compiled for; pass a batch "
+                "the containers of the batch differ from those that the program was compiled for; pass a batch "
                 f"built like the example batch, or compile again: found {_containers(tree, len(keys))}, expected "
                 f"{_containers(self.tree, len(expected))}"
             )
@@ -179,7 +179,7 @@ class NotLoaded:
     def _refuse(self, *_: Any) -> Any:
         raise BatchError(
             "the step reads or returns a list of the batch that has an entry for each row, and this process has only "
-            "some rows; pass what it reads as a tensor, or let each process have the whole batch (of a weft.Loader: "
+            "some rows; pass what it reads as a tensor, or let each process have the whole batch (for a weft.Loader: "
             "split=False)"
         )
 
@@ -256,7 +256,7 @@ def _check_leaf(expected: TensorLeaf | Static, leaf: Any) -> None:
         same = isinstance(expected, Static) and is_constant(leaf)
     if not same:
         raise BatchError(
-            f"leaf {expected.key!r} of the batch: the program was compiled for {expected}, found {_shown(leaf)}; "
+            f"leaf {expected.key!r} of the batch: the program was compiled for {expected}, got {_shown(leaf)}; "
             "pass the same kind of batch as the example, or compile again for this one"
         )
 
@@ -396,8 +396,8 @@ def find_loss(result: Any) -> torch.Tensor:
         loss = result[0] if result else None
     if is_unbacked(result) or is_unbacked(loss):
         raise CaptureError(
-            "the loss is a number, as .item() or float() makes it, through which no gradient flows; return the tensor, "
-            "and the number beside it"
+            "the loss is a number, as .item() or float() returns, through which no gradient flows; return the tensor "
+            "too"
         )
     if not isinstance(loss, torch.Tensor):
         raise CaptureError(
@@ -412,7 +412,7 @@ def find_loss(result: Any) -> torch.Tensor:
     if not loss.requires_grad:
         raise CaptureError(
             "the loss does not require grad: no trainable parameter leads to it (detached, under torch.no_grad, "
-            "or all parameters are frozen); leave one that leads to it trainable, or compile with optimizer=None"
+            "or all parameters are frozen); leave such a parameter trainable, or compile with optimizer=None"
         )
     return loss
 

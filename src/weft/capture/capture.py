@@ -113,8 +113,8 @@ def capture(
     _check_device(device_type)
     if torch.is_anomaly_enabled():
         raise CaptureError(
-            "torch.autograd.detect_anomaly is on, which reads the values of gradients, and the step is captured once, "
-            "before there are any; leave it out around weft, and look for a nan by a plain step of the model"
+            "torch.autograd.detect_anomaly is on, which reads the values of gradients, but the step is captured "
+            "once, before gradients exist; do not use it around weft, and look for a nan with a plain step of the model"
         )
     batch, optimizers = describe_batch(example_batch, constants), optimizers_of(optimizer)
     check_hyperparameters(optimizers)

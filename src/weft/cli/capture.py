@@ -66,7 +66,7 @@ def find_function(target: str) -> Any:
     name, colon, attribute = target.partition(":")
     if not (name and colon and attribute.isidentifier()):
         raise UserError(
-            f"give a job as module:function, such as my_job:job for the function job of my_job.py, got {target!r}"
+            f"a job must be module:function, such as my_job:job for the function job of my_job.py, got {target!r}"
         )
     module = _imported(name)
     if not hasattr(module, attribute):
@@ -121,7 +121,8 @@ def _called(target: str, function: Callable[..., Any]) -> Any:
     ]
     if needed:
         raise UserError(
-            f"the function of a job takes no arguments, but {target} needs {', '.join(needed)}; give them defaults"
+            f"the function of a job must have no required arguments, but {target} needs {', '.join(needed)}; give "
+            "them defaults"
         )
     try:
         return function()

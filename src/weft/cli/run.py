@@ -118,7 +118,7 @@ def _run_with_nodes(
                 return INTERRUPTED
             if not code or number >= options.restarts or not job.again(number):
                 return code
-            _say(f"restart {number + 1} of {options.restarts}, with the nodes that come")
+            _say(f"restart {number + 1} of {options.restarts}, with the nodes that join")
 
 
 def _run_joined(

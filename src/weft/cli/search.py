@@ -165,19 +165,19 @@ def _start(
         return None if asked.start is None else Strategy.load(asked.start)
     if asked.start is not None:
         raise UserError(
-            "--resume begins with the search before, --start with a strategy; give one of them"
+            "--resume continues an earlier search, --start begins from a strategy; give one of them"
         )
     record = files.earlier()
     if record is None:
         typer.echo(
-            f"nothing to resume: there is no {files.record}; the search begins anew", err=True
+            f"nothing to resume: there is no {files.record}; the search begins again", err=True
         )
         return None
     step = StoredStep.load(asked.graph)
     machine = limited(machine_of(asked.topology), asked.memory_limit)
     if not record.is_of(step, machine):
         raise UserError(
-            f"--resume: {files.record} is of a search of another graph or topology than {asked.graph} on "
+            f"--resume: {files.record} is the record of a search with another graph or topology than {asked.graph} on "
             f"{asked.topology}; give another -o, or --start with its strategy"
         )
     return record

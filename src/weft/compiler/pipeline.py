@@ -274,8 +274,8 @@ def lower(
     most = context.options.most_classes
     if most is not None and len(planned) > most:
         raise UserError(
-            f"{len(planned)} ranks are not alike, more than the {most} that were to be planned: "
-            "give layouts to tensors that are split along two axes, or other numbers of ranks along these"
+            f"{len(planned)} ranks are not alike, more than the {most} that may be planned: give tensors that are "
+            "split along two axes a layout, or change the numbers of ranks along these axes"
         )
     local = localize_all(graph, planned, groups, stages.homes, context.cache)
     whole = before and before.weighed and before.parts == 1 and all(x.taken for x in laid.deduced)

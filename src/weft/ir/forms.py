@@ -210,7 +210,7 @@ def _types(read: _Read) -> tuple[_Show, _Read]:
 def _update_bytes(scanner: Scanner) -> UpdateBytes:
     sizes = scanner.integers()
     if len(sizes) != 3:
-        raise scanner.error(f"expected three sizes, found {len(sizes)}")
+        raise scanner.error(f"expected three sizes, got {len(sizes)}")
     return UpdateBytes(*sizes)
 
 

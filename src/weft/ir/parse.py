@@ -155,7 +155,7 @@ def _rank_line(scanner: Scanner, rank: _Rank) -> None:
         queue, word = scanner.string(), scanner.peek()
         if word not in ACTORS:
             *others, last = ACTORS
-            raise scanner.error(f"expected {', '.join(others)} or {last}, found {word!r}")
+            raise scanner.error(f"expected {', '.join(others)} or {last}, got {word!r}")
         body = {"compute": {"nodes": ()}, "communicate": {"collectives": ()}}.get(word, {})
         rank.actors.append((ACTORS[word].read(scanner, id=number, queue=queue, **body), []))
     elif rank.actors:
@@ -187,7 +187,7 @@ def _local_node(scanner: Scanner) -> LocalNode:
         if kind and (node.input is None or node.output is None):  # type: ignore[union-attr]
             raise scanner.error(f"expected a value before and after {word}")
     else:
-        raise scanner.error(f"expected call, a transfer or a collective of a value, found {word!r}")
+        raise scanner.error(f"expected call, a transfer or a collective of a value, got {word!r}")
     scanner.know(*node.makes)
     return node
 

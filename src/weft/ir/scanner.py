@@ -86,7 +86,7 @@ class Scanner:
     def take(self, kind: str) -> str:
         """The next token, which must be of `kind`."""
         if self.kind() != kind:
-            raise self.error(f"expected a {kind}, found {self.peek() or 'the end'!r}")
+            raise self.error(f"expected a {kind}, got {self.peek() or 'the end'!r}")
         return self.tokens.pop()[1]
 
     def accept(self, text: str) -> bool:
@@ -99,7 +99,7 @@ class Scanner:
     def expect(self, text: str) -> None:
         """Take the next token, which must be `text`."""
         if not self.accept(text):
-            raise self.error(f"expected {text!r}, found {self.peek() or 'the end'!r}")
+            raise self.error(f"expected {text!r}, got {self.peek() or 'the end'!r}")
 
     def know(self, *values: Specified) -> None:
         """The line makes these values, which later lines may read."""
@@ -125,7 +125,7 @@ class Scanner:
     def integer(self) -> int:
         text = self.take("number")
         if not text.lstrip("-").isdigit():
-            raise self.error(f"expected a whole number, found {text!r}")
+            raise self.error(f"expected a whole number, got {text!r}")
         return int(text)
 
     def name(self) -> str:
@@ -149,7 +149,7 @@ class Scanner:
         for word in words:
             if word == found:
                 return word
-        raise self.error(f"expected {else_}one of {', '.join(words)}, found {found!r}")
+        raise self.error(f"expected {else_}one of {', '.join(words)}, got {found!r}")
 
     def names(self) -> list[str]:
         """One or more values, separated by commas."""
@@ -162,7 +162,7 @@ class Scanner:
         """`[2, 3]`"""
         items = self.argument()
         if not isinstance(items, tuple) or not all(type(item) is int for item in items):
-            raise self.error(f"expected a list of whole numbers, found {items}")
+            raise self.error(f"expected a list of whole numbers, got {items}")
         return items
 
     def references(self) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ class Scanner:
         """One argument tree (see `weft.ir.forms.argument_text`)."""
         kind, text = self.kind(), self.peek()
         if depth > DEEPEST:
-            raise self.error(f"lists stand more than {DEEPEST} levels deep in each other")
+            raise self.error(f"lists are nested more than {DEEPEST} levels deep")
         inner = partial(self.argument, depth + 1)
         if self.accept("["):
             return self._items("]", inner)
@@ -184,7 +184,7 @@ class Scanner:
             self.expect("(")
             return PerMicroBatch(self._items(")", inner))
         if kind not in ("value", "constant", "string", "complex", "number", "word"):
-            raise self.error(f"expected an argument, found {text or 'the end'!r}")
+            raise self.error(f"expected an argument, got {text or 'the end'!r}")
         self.tokens.pop()
         return _leaf(kind, text, self)
 
@@ -250,7 +250,7 @@ class Scanner:
         stage, word = self.integer(), self.take("word")
         kind = next((kind for kind in get_args(PhaseKind) if kind == word), None)
         if kind is None:
-            raise self.error(f"expected one of {', '.join(get_args(PhaseKind))}, found {word!r}")
+            raise self.error(f"expected one of {', '.join(get_args(PhaseKind))}, got {word!r}")
         self.expect("}")
         return Phase(stage, kind)
 

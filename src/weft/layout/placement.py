@@ -54,7 +54,7 @@ class Placement:
             )
         if len(set(self.ranks)) != len(self.ranks):
             raise LayoutError(
-                f"a rank stands twice in the placement {self.grid}; give each place a rank of its own"
+                f"a rank is twice in the placement {self.grid}; give each place a different rank"
             )
         if any(rank < 0 for rank in self.ranks):
             raise LayoutError(f"ranks count from 0, got {self.grid}; give none below 0")

@@ -169,7 +169,7 @@ def _read(where: str, path: Path) -> bytes:
         raise UserError(f"cannot read {where}: {error}; capture the step again") from None
     if len(found) > MAX_BYTES:
         raise UserError(
-            f"{where} holds more than {MAX_BYTES} bytes of text, the most that weft reads"
+            f"{where} has more than {MAX_BYTES} bytes of text, the most that weft reads"
         )
     return found
 
@@ -179,7 +179,7 @@ def _parts(where: str, content: bytes) -> tuple[str, str]:
     first, _, rest = content.partition(b"\n")
     if not first.startswith(b"weft graph "):
         raise UserError(
-            f"{where} is none: expected a first line {_MAGIC}…, as weft capture writes it"
+            f"{where} is not a graph file: expected a first line {_MAGIC}…, which weft capture writes"
         )
     if not first.startswith(_MAGIC.encode()):
         found = first[:40].decode(errors="replace")
@@ -189,7 +189,7 @@ def _parts(where: str, content: bytes) -> tuple[str, str]:
         )
     if first.decode(errors="replace") != _MAGIC + hashlib.sha256(rest).hexdigest():
         raise UserError(
-            f"{where} is damaged: its checksum is another than its first line says; copy it or capture the step again"
+            f"{where} is damaged: its checksum differs from that in its first line; copy it or capture the step again"
         )
     try:
         header, _, text = rest.decode().partition("\n")
@@ -343,8 +343,8 @@ def declare(where: str, rules: Mapping[str, Any]) -> None:
         options = {name: getattr(found, name) for name in content}
         if op in known and _plain(op, known[op]) != options:
             raise UserError(
-                f"{where}: it holds the rule {options['factors']!r} of {op}, another one than is declared here; "
-                "capture the step again with this one"
+                f"{where}: it holds the rule {options['factors']!r} of {op}, which differs from the rule declared "
+                "here; capture the step again with this rule"
             )
         if op not in known:
             rule(op, **options)

@@ -149,7 +149,7 @@ class ProgramCore:
         numbers, changed = zip(*(text.split() for text in texts), strict=True)
         if len(set(numbers)) > 1 or "1" in changed:
             raise RankFailure(
-                "what failed last had changed parameters or gradients on some ranks, and not on others: "
+                "the last failed call had changed parameters or gradients on some ranks, and not on others: "
                 f"{failed.text}. Load a state that you trust with load_full_state_dict on every process, and the "
                 "optimizer's with load_state_dict; then the program goes on, without the gradients that were kept"
             )
@@ -272,8 +272,8 @@ def check_modes(what: str, device_type: str, precision: Precision | None, trains
     """
     if trains and torch.is_inference_mode_enabled():
         raise UserError(
-            f"{what} in torch.inference_mode(): it trains, for which autograd must be there; call it outside. "
-            "torch.no_grad() around it is no matter, and programs of evaluation run in inference mode too"
+            f"{what} in torch.inference_mode(): it trains, which needs autograd; call it outside. torch.no_grad() "
+            "around it does no harm, and evaluation programs run in inference mode too"
         )
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)

@@ -84,7 +84,7 @@ def _page(path: Path) -> list[Data]:
     found = _DATA.search(_text(path, "the report"))
     if found is None:
         raise UserError(
-            f"{path} is no report of weft; give a page that Program.report or --report wrote, or a run's folder"
+            f"{path} is not a report of weft; give a page that Program.report or --report wrote, or a run's folder"
         )
     try:
         data: list[Data] = json.loads(found[1])
@@ -93,12 +93,12 @@ def _page(path: Path) -> list[Data]:
         if formats == {FORMAT} and lacking:
             raise ValueError(f"it lacks {lacking[0]!r}")
     except UNREADABLE as error:
-        raise UserError(f"the report {path} is damaged: {error}; write it anew") from None
+        raise UserError(f"the report {path} is damaged: {error}; write it again") from None
     if formats != {FORMAT}:
         there = ", ".join(map(str, formats))
         raise UserError(
             f"the report {path} is of another version of weft: expected format {FORMAT}, got {there or 'none'}; "
-            "write it anew"
+            "write it again"
         )
     return data
 
@@ -115,8 +115,8 @@ def _traced(path: Path) -> Iterator[Data]:
         data = Report(path.stem, measured=measured, predicted=predicted).data()
     except UNREADABLE as error:
         raise UserError(
-            f"{path} is no timeline that Program.trace wrote ({type(error).__name__}: {error}); write it anew, or "
-            "take it out of the folder"
+            f"{path} is not a timeline of Program.trace ({type(error).__name__}: {error}); write it again, or remove "
+            "it from the folder"
         ) from None
     # With its arrows, which are not read back.
     yield {**data, "trace": data["trace"] and content}
@@ -137,8 +137,8 @@ def _figures(path: Path) -> dict[str, Curve]:
                     points.setdefault(str(name), {})[step] = float(value)
     except UNREADABLE as error:
         raise UserError(
-            f"{path} is no log of weft.fit ({type(error).__name__}: {error}); expected a step and numbers in each "
-            "row; mend it, or take it out of the folder"
+            f"{path} is not a log of weft.fit ({type(error).__name__}: {error}); expected a step and numbers in each "
+            "row; repair it, or remove it from the folder"
         ) from None
     return {name: _curve(sorted(own.items())) for name, own in points.items()}
 

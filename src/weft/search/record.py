@@ -135,7 +135,7 @@ def _of_all(fixed: Strategy) -> tuple[object, ...]:
 
 def _text(found: object) -> str:
     if not isinstance(found, str):
-        raise ValueError(f"expected a text, found {found!r}")
+        raise ValueError(f"expected a text, got {found!r}")
     return found
 
 
@@ -188,16 +188,16 @@ def _number(found: Any) -> float:
     """A finite number, not below 0; whole ones stay whole."""
     wrong = isinstance(found, bool) or not isinstance(found, int | float)
     if wrong or not isfinite(found) or found < 0:
-        raise ValueError(f"expected a number that is not below 0, found {found!r}")
+        raise ValueError(f"expected a number that is not below 0, got {found!r}")
     return found  # type: ignore[no-any-return]
 
 
 def _point(row: list[Any]) -> Candidate:
     if len(row) != WIDTH:
-        raise ValueError(f"expected the {WIDTH} coordinates of a candidate, found {row!r}")
+        raise ValueError(f"expected the {WIDTH} coordinates of a candidate, got {row!r}")
     for name, found in zip(COLUMNS, row, strict=True):
         if not may_be(name, found):
-            raise ValueError(f"expected a candidate's {name}, found {found!r}")
+            raise ValueError(f"expected a candidate's {name}, got {found!r}")
     return Candidate(*row)
 
 

@@ -93,8 +93,11 @@ def queued(o: Any, p: Any, group: Any, state: Any, number: int) -> Any:
     return 1
 
 
-SEEN = ["goes by its place among the parameters and groups"]
-KEPT = ["goes by self.calls, which its step changes in the optimizer itself", "self.state[param]"]
+SEEN = ["depends on its place among the parameters and groups"]
+KEPT = [
+    "depends on self.calls, which its step changes in the optimizer itself",
+    "self.state[param]",
+]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,7 @@ def test_an_update_that_goes_by_what_copies_lack_is_refused(
 
 def test_numbers_from_elsewhere_are_refused() -> None:
     drawn = iter(range(10**9))
-    with pytest.raises(CaptureError, match="is another one when it runs again"):
+    with pytest.raises(CaptureError, match="gives another result when it runs again"):
         rules(lambda o, p, g, s, n: 1 + next(drawn) % 7)
 
 

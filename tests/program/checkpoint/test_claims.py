@@ -58,7 +58,7 @@ def test_a_folder_is_of_one_job(tmp_path: Path) -> None:
     kept = weft.Checkpoints(tmp_path)
     with other(tmp_path) as found, closing(compiled()) as program:
         assert found == "free"
-        with pytest.raises(UserError, match="process 7 of host far saves to .*end the other one"):
+        with pytest.raises(UserError, match="process 7 of host far saves to .*end the other job"):
             kept.save(program)
         with pytest.raises(UserError, match="process 7 of host far"):
             weft.fit(program, [example(SIZE)], steps=1, checkpoint=kept)

@@ -351,7 +351,7 @@ def test_only_checkpoints_are_replaced(tmp_path: Path) -> None:
     with compiled(Case((2,))) as (program, _):
         program.step(batch_of(0))
         for name in ("runs", "notes"):
-            with pytest.raises(UserError, match="is no checkpoint, and is not replaced"):
+            with pytest.raises(UserError, match="is not a checkpoint, and is not replaced"):
                 program.save(tmp_path / name, replace=True)
         program.save(tmp_path / "saved", replace=True)
         program.step(batch_of(1))
@@ -400,7 +400,7 @@ def test_an_extra_that_is_not_there(tmp_path: Path) -> None:
 def test_gradients_that_wait_are_told(tmp_path: Path) -> None:
     with compiled(Case((2,))) as (program, _):
         program.step(batch_of(0), update=False)
-        with pytest.raises(UserError, match="gradients wait"):
+        with pytest.raises(UserError, match="parameter.grad holds gradients"):
             program.save(tmp_path / "saved")
         if is_first():  # it takes away what it has begun
             assert list(tmp_path.iterdir()) == []

@@ -58,7 +58,7 @@ def test_tensors_are_kept_apart() -> None:
 
 @pytest.mark.parametrize("value", [object(), lambda: 0, {"a": [print]}, iter(())])
 def test_what_json_cannot_hold_is_named(value: Any) -> None:
-    with pytest.raises(UserError, match=r"extra.* is a .*; a checkpoint takes"):
+    with pytest.raises(UserError, match=r"extra.* is a .*; a checkpoint can hold"):
         to_json(value, "extra", {})
 
 

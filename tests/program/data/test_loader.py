@@ -173,7 +173,7 @@ class Dying(Drawn):
 
 
 def test_a_worker_that_dies_is_told() -> None:
-    with pytest.raises(UserError, match="a process that loads has ended"):
+    with pytest.raises(UserError, match="a worker process has ended"):
         batches(weft.Loader(Dying(), SIZE, workers=1))
 
 

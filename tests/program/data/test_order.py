@@ -90,7 +90,8 @@ def test_a_samplers_own_generator_is_seeded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "text"), [(iter([1, 2]), "gives its numbers once"), ([[1, 2]], r"gives \[1, 2\]")]
+    ("sampler", "text"),
+    [(iter([1, 2]), "can be iterated only once"), ([[1, 2]], r"gives \[1, 2\]")],
 )
 def test_samplers_that_cannot_be(sampler, text) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=text):

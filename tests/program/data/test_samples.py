@@ -116,7 +116,7 @@ class Leaving(Slow):
 
 
 def test_a_worker_whose_sample_ends_it_is_told() -> None:
-    with pytest.raises(UserError, match="a process that loads has ended"):
+    with pytest.raises(UserError, match="a worker process has ended"):
         list(weft.Loader(Leaving(), 2, workers=1))
 
 
@@ -167,7 +167,7 @@ def unsendable(samples: list[int]) -> object:
 
 def test_a_batch_that_cannot_be_sent_ends_the_loop(capfd: pytest.CaptureFixture[str]) -> None:
     loader = weft.Loader(Stuck(0), 2, workers=1, collate_fn=unsendable)
-    with pytest.raises(UserError, match="a process that loads has ended.* /dev/shm .* TMPDIR"):
+    with pytest.raises(UserError, match="a worker process has ended.* /dev/shm .* TMPDIR"):
         next(iter(loader))
     assert "pickle" in capfd.readouterr().err
 

@@ -114,7 +114,7 @@ def test_a_closed_program_says_that_it_has_no_values_any_more(by: str, name: str
             lambda: one.load_full_state_dict(both.plain.state_dict()),
             lambda: one.evaluation(loss_fn, batch(0)),
         ):
-            with pytest.raises(UserError, match="was released or laid anew since"):
+            with pytest.raises(UserError, match="was released or moved to another layout since"):
                 call()
         both.eager_step()
         both.check()
@@ -217,7 +217,9 @@ def test_tensors_that_are_replaced_are_named(name: str, change: Callable[[Net], 
         gone = change in (removed, last_deleted)
         words = named.get(change.__name__, r"first\.weight")
         words += (
-            " was removed .*before; close" if gone else " was replaced by another tensor .*copy_"
+            " was removed .*old value; .*close"
+            if gone
+            else " was replaced by another tensor .*copy_"
         )
         for call in (lambda: both.program.step(batch(1)), both.program.update):
             with pytest.raises(UserError, match=words):
@@ -229,7 +231,9 @@ def test_a_module_that_is_replaced_is_named(name: str) -> None:
     with twins(name) as both:
         both.step()
         both.model.norm = nn.Identity()
-        with pytest.raises(UserError, match=r"norm was replaced by another module .*before; close"):
+        with pytest.raises(
+            UserError, match=r"norm was replaced by another module .*old value; .*close"
+        ):
             both.program.step(batch(1))
 
 

@@ -24,10 +24,10 @@ from weft.ops.cost import dtype_name
 
 _EXPANDED = (
     "writes to a tensor of which several elements are at one place in memory, as expand, broadcast_to, unfold and "
-    "as_strided make them: PyTorch refuses that, or leaves open what comes of it; clone() the tensor before"
+    "as_strided make them: PyTorch refuses that, or its result is undefined; clone() the tensor before"
 )
 _READ = (
-    "writes to memory that it reads through another view: PyTorch refuses that, or leaves open what comes of it; "
+    "writes to memory that it reads through another view: PyTorch refuses that, or its result is undefined; "
     "clone() what it reads"
 )
 _ALIASING = (
@@ -35,7 +35,7 @@ _ALIASING = (
     "makes new tensors, such as a torch.library.custom_op with mutates_args=()"
 )
 _RESIZES = (
-    "gives a tensor that it writes another shape when it first runs, from {} to {}; call the model once before "
+    "changes the shape of a tensor that it writes when it first runs, from {} to {}; call the model once before "
     "compiling"
 )
 _RANDOM = (
@@ -202,7 +202,7 @@ def _check_operands(node: torch.fx.Node) -> None:
     else:
         return
     found = ", ".join(dtype_name(each) for each in (*operands, *classes, *targets))
-    raise refuse_op(node.target, location_of(node), f"takes {takes}, found {found}; {convert}")
+    raise refuse_op(node.target, location_of(node), f"takes {takes}, got {found}; {convert}")
 
 
 def _try_on_whole_numbers(node: torch.fx.Node, tried: set[tuple[object, ...]]) -> None:
@@ -232,7 +232,7 @@ def _try_on_whole_numbers(node: torch.fx.Node, tried: set[tuple[object, ...]]) -
     except Exception as error:
         if _UNKNOWN.search(str(error)):
             found = ", ".join(dict.fromkeys(dtype_name(each.dtype) for each in given))
-            text = f"takes numbers in floating point, found {found}; convert them, such as by x.float()"
+            text = f"needs floating-point numbers, got {found}; convert them, such as by x.float()"
             raise refuse_op(op, location_of(node), text) from None
 
 

@@ -40,7 +40,7 @@ REMEDIES = {
     "and min() of Python write &, |, ~, torch.maximum and torch.minimum; to print or to warn, return the condition and "
     "look at it after the step",
     "loop": "a loop: make a fixed number of turns, and let torch.where keep what is done",
-    "mask": "a mask takes as many elements as it is true for: keep all of them, x = torch.where(mask, f(x), x); for a "
+    "mask": "a mask selects as many elements as are true: keep all of them, x = torch.where(mask, f(x), x); for a "
     'mean, reduction="none" and (loss * mask).sum() / mask.sum(); for labels, ignore_index=-100 of cross_entropy; for '
     "ctc_loss, padded targets of shape [batch, length] and target_lengths",
     "bincount": "bincount(x, minlength=n) of numbers below n is F.one_hot(x, n).sum(0)",

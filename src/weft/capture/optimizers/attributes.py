@@ -137,8 +137,8 @@ _WHY = {
     "the parameter's device, torch.ones((), device=param.device)",
     "on device meta is not on": "makes a tensor on another device than the parameter: make it on that, "
     "torch.zeros(n, device=p.device)",
-    "does not support dense gradients": "takes sparse gradients, and the gradients of a plan are dense: take one for "
-    "dense gradients, such as Adam, and nn.Embedding without sparse=True",
+    "does not support dense gradients": "needs sparse gradients, but the gradients of a plan are dense: use an "
+    "optimizer for dense gradients, such as Adam, and nn.Embedding without sparse=True",
 }
 
 
@@ -154,7 +154,7 @@ def check_hyperparameters(optimizers: Optimizers) -> None:
         for key, value in usual.items():
             if key in group and not _is_like(group[key], value):
                 takes = "a number" if isinstance(value, Real) else f"numbers, like {value}"
-                raise UserError(f"{label}: {key!r} is {group[key]!r}, and takes {takes}")
+                raise UserError(f"{label}: {key!r} is {group[key]!r}, , but must be {takes}")
 
 
 def _is_like(value: Any, usual: Any) -> bool:
@@ -189,8 +189,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     hooks = getattr(optimizer, "_optimizer_step_pre_hooks", None)
     if hooks:
         raise CaptureError(
-            f"{type(optimizer).__name__} has {named_hook(hooks)} by register_step_pre_hook, which a compiled "
-            "step cannot call, as the update is part of its plan; take it away. Gradients are clipped by "
+            f"{type(optimizer).__name__} has {named_hook(hooks)} by register_step_pre_hook, which a compiled step "
+            "cannot call, as the update is part of its plan; remove the hook. Gradients are clipped by "
             "clip_norm= of the strategy, and changed by parameter.register_hook; a hook by register_step_post_hook is "
             "called"
         )
@@ -208,7 +208,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         if kind:
             raise CaptureError(
                 f"the optimizer {type(optimizer).__name__} cannot be captured: it holds {kind} in its attribute "
-                f"{name!r}, and its step would not be that of one parameter at a time; expected an optimizer "
+                f"{name!r}, and weft captures its step for one parameter at a time; expected an optimizer "
                 "that updates what is in its param_groups, from param.grad, self.state[param], the options of a "
                 "group and attributes of the parameter"
             )
@@ -218,7 +218,8 @@ def of_no_parameter(optimizer: object, key: object) -> CaptureError:
     """The error for a state under a key that is no parameter."""
     return CaptureError(
         f"the optimizer {type(optimizer).__name__} cannot be captured: it keeps self.state[{key!r}], which "
-        "belongs to no parameter; ranks have copies of it, which would keep their own. Keep it for each parameter, "
+        "belongs to no parameter; each rank would have its own copy, and the copies would differ. Keep it for each "
+        "parameter, "
         "in self.state[param]"
     )
 

@@ -61,8 +61,8 @@ def check_repeats(copies: TrialCopies, name: str, dims: int) -> None:
         raise _refused(
             copies.optimizer,
             name,
-            "is another one when it runs again, as with random numbers, of which ranks that hold the same parameter "
-            "would draw different ones",
+            "gives another result when it runs again, as with random numbers: ranks that hold the same parameter "
+            "would draw different numbers",
         )
 
 
@@ -93,23 +93,23 @@ def check_foreign(copies: TrialCopies, name: str, dims: int, counters: Collectio
         raise _refused(
             copies.optimizer,
             name,
-            f"goes by {kept}, which its step changes in the optimizer itself: ranks, and other shapes of the batch, "
-            "have copies of it that count for themselves",
+            f"depends on {kept}, which its step changes in the optimizer itself: each rank, and each shape of the "
+            "batch, has its own copy of the optimizer",
         )
     if not apart:
         raise _refused(
             copies.optimizer,
             name,
-            "goes by its place among the parameters and groups, such as its number, or by options of another group, of "
-            "which a rank has only some",
+            "depends on its place among the parameters and groups, such as its number, or on options of another "
+            "group; a rank has only some of the groups",
         )
 
 
 def _refused(optimizer: object, name: str, why: str) -> CaptureError:
     return CaptureError(
         f"the optimizer {type(optimizer).__name__} cannot be captured: its update of one parameter, such as {name!r}, "
-        f"{why}. Expected an update by what belongs to the parameter: its gradient, self.state[param], attributes that "
-        "are on it, and the options of its group"
+        f"{why}. The update may read what belongs to the parameter: its gradient, self.state[param], its attributes, "
+        "and the options of its group"
     )
 
 

@@ -69,13 +69,13 @@ def take_caches(
     for cache, node in zip(caches, results[first:], strict=True):
         if id(cache.before) in constants:
             raise CaptureError(
-                f"the step computes with the tensor in {cache.text}, and puts another one there, for the next step: "
-                "captured once, it would read the same one for ever. Register a buffer, and write it in place"
+                f"the step computes with the tensor in {cache.text}, and replaces it for the next step: captured "
+                "once, the step would always read the same tensor. Register a buffer, and write it in place"
             )
         if node in dependent:
             raise CaptureError(
                 f"the step keeps in {cache.text} a tensor that depends on the batch, on the model's tensors or on "
-                "random numbers, for the next step to read: captured once, it would be made anew in every step. "
+                "random numbers, for the next step to read: captured once, the step would compute it again every time. "
                 "Register a buffer of its shape, and write it there"
             )
     output.args = (results[:first],)

@@ -42,7 +42,7 @@ def gradient_hooks(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[Ho
         if after:
             raise CaptureError(
                 f"the parameter {name} has {named_hook(after)} by register_post_accumulate_grad_hook, which a "
-                "compiled step cannot call: it has no parameter.grad to show. Take it away; register_hook, which "
+                "compiled step cannot call: it has no parameter.grad to show. Remove the hook; register_hook, which "
                 "is given the gradient and returns another, is captured, and clip_norm= of the strategy clips"
             )
     return {name: _of_users(one._backward_hooks) for name, one in parameters.items()}

@@ -34,8 +34,9 @@ _SEEDS: Places = (
 )
 _CHANCE: Places = ((os, "urandom"), (random, "_urandom"), (random.Random, "seed"))
 _DRAWN = (
-    "draws random numbers of Python, numpy or the system, or sets their seed or state: captured once, it would do so "
-    "no more. Draw by torch.rand and the like, by random.Random(seed), or outside, and pass what was drawn in the batch"
+    "draws random numbers of Python, numpy or the system, or sets their seed or state: captured once, the step would "
+    "no longer do so. Draw by torch.rand and the like, by random.Random(seed), or outside, and pass what was drawn "
+    "in the batch"
 )
 _SET = (
     "Set it before weft.compile, as in the model's config, or call the model once before, where it stays from then on; "
@@ -78,8 +79,9 @@ def check_unmoved(positions: Iterable[Guard]) -> Iterator[Guard]:
         # Other threads put into a queue, and so may the step.
         elif now < entry.value if isinstance(value, queue.Queue) else now != entry.value:
             raise CaptureError(
-                f"the step takes what it reads from {entry.text}, a {type(value).__name__}, which gives something else "
-                "each time: captured once, it would read the same for ever. Take it outside of the step, and pass "
+                f"the step takes what it reads from {entry.text}, a {type(value).__name__}, which returns something "
+                "else each time: captured once, the step would always read the same. Take it outside of the step, "
+                "and pass "
                 "it in the batch; draw random numbers by torch.rand and the like"
             )
 
@@ -129,15 +131,16 @@ def depends_on(changes: Sequence[Guard]) -> CaptureError:
     more = f"; and {len(changes) - 3} more" if len(changes) > 3 else ""
     remedy = _SET if all(isinstance(each.value_now, str) for each in changes) else _KEEP
     return CaptureError(
-        f"the step changes {shown}{more}, and reads it: captured once, it would read the same value for ever. {remedy}"
+        f"the step changes {shown}{more}, and reads it: captured once, the step would always read the same value. "
+        f"{remedy}"
     )
 
 
 def may_hold_state(place: str) -> CaptureError:
     """The error for a step that is another one after it has kept a tensor in `place`."""
     return CaptureError(
-        f"the step keeps a tensor in {place}, and run again from there it is another step, as one that does something "
-        "the first time only: captured once, it would do so every time. Do that before, outside of the step"
+        f"the step keeps a tensor in {place}, and a second run does something else, such as a step that acts only the "
+        "first time: captured once, the step would act every time. Do that before, outside of the step"
     )
 
 

@@ -49,14 +49,14 @@ _excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _SHOWN = 16
 
 _Grad: Any = Tensor.grad
-_ONCE = "captured once, the step would find for ever what is there now"
+_ONCE = "captured once, the step would always read the value of now"
 _STATES = (
     f"reads the state of an optimizer, which every step changes: {_ONCE}. Keep what it needs in buffers of the model, "
     "written by the step, or read optimizer.state between steps and pass it in the batch"
 )
 _ADDRESS = (
-    "asks for the address of {} (data_ptr), which it has not while it is captured, and which later steps may change; "
-    "take id(p), or p itself, as the key"
+    "asks for the address of {} (data_ptr), which does not exist during capture, and which later steps may change; "
+    "use id(p), or p itself, as the key"
 )
 _GRADIENT = (
     f"{{}} the gradient of {{}}, which is left by earlier steps: {_ONCE}. Call zero_grad outside of the step, where it "
@@ -189,8 +189,8 @@ def check_no_backward(parameters: Iterable[Tensor]) -> None:
     if any(each is not None for each in gradients_left(parameters)):
         raise CaptureError(
             "the loss function runs backward(); weft makes the gradients of the loss that it returns, and the update: "
-            "leave backward(), optimizer.step() and zero_grad() out of it, and take torch.autograd.grad for gradients "
-            "that the loss is made of"
+            "leave backward(), optimizer.step() and zero_grad() out of it, and use torch.autograd.grad for gradients "
+            "inside the loss"
         )
 
 

@@ -95,8 +95,8 @@ class FakeTensorLeaks:
                 place = places.get(id(tensor), named)
                 raise CaptureError(
                     f"the step keeps in {place} a tensor that depends on the batch, on the model's tensors or "
-                    "on random numbers, and the next step reads it: captured once, it would read the same value for "
-                    "ever. Register a buffer of its shape, and write it there"
+                    "on random numbers, and the next step reads it: captured once, the step would always read the "
+                    "same value. Register a buffer of its shape, and write it there"
                 )
         return bool(kept)
 

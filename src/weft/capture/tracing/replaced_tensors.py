@@ -21,7 +21,7 @@ from weft.ir.logical import Input, LogicalGraph, Update
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _OTHER_DATA = (
-    "puts another value into tensor.data of a tensor that is none of the model, which the graph would not see; compute "
+    "assigns tensor.data of a tensor outside the model, which the graph would not see; compute "
     "a new tensor, or write it in place: with torch.no_grad(): tensor.copy_(value)"
 )
 _KEEP = "keep shape and dtype, or call the model once before compiling, where its first call alone makes the buffer"
@@ -103,7 +103,8 @@ def attributes_carried(
         for key, value in user_attributes(stand_in).items():
             if (key in own and own[key] is not value) or key not in before:
                 raise CaptureError(
-                    f"the step sets the attribute {key} of {name}: captured once, it would do so no more. Keep it in a "
+                    f"the step sets the attribute {key} of {name}: captured once, the step would no longer do so. "
+                    "Keep it in a "
                     "tensor (register_buffer, and write it in place), or set it outside of the step"
                 )
 
@@ -193,9 +194,7 @@ def _check_replacing(place: ReplacedTensor, now: Any, names: int) -> None:
         found = kind_of(now) if isinstance(now, torch.Tensor) else repr(now)
         reason = f"it was {kind_of(place.stand_in)} and is {found}; {_KEEP}"
     if reason:
-        raise CaptureError(
-            f"the step puts another value in the place of {place.full_name}: {reason}"
-        )
+        raise CaptureError(f"the step replaces {place.full_name}: {reason}")
 
 
 def _copied_where_written(
@@ -240,7 +239,7 @@ class _Replacing(TorchFunctionMode):
         if not isinstance(value, torch.Tensor) or kind_of(value) != kind_of(tensor):
             found = kind_of(value) if isinstance(value, torch.Tensor) else repr(value)
             raise Refusal(
-                f"puts another value into tensor.data of a tensor of the model: it was {kind_of(tensor)} and is "
+                f"assigns tensor.data of a tensor of the model: it was {kind_of(tensor)} and is "
                 f"{found}; {_KEEP}"
             )
         if memory_of(value) is memory_of(tensor):
@@ -293,7 +292,7 @@ def check_memory(
         if len(views) == 2 and views[0].overlaps(views[1]):
             raise CaptureError(
                 f"{one} and {other} are in the same memory, and are different tensors. The step writes to it, and each "
-                "tensor has a layout of its own, so that one would not see what is written to the other; expected "
-                "memory of their own (tensor.clone()), or one tensor under both names, of which views, such as a "
+                "tensor has a layout of its own, so that a write to one tensor would not change the other; expected "
+                "separate memory (tensor.clone()), or one tensor under both names, of which views, such as a "
                 "transposed one, are taken where they are used"
             )

@@ -70,7 +70,7 @@ def read_variables(model: torch.nn.Module) -> ModelTensors:
                     tensor.layout if tensor.layout is not torch.strided else "nested or quantized"
                 )
                 raise CaptureError(
-                    f"the {kind} {name} is no dense tensor ({kept}), and these are not supported; expected a dense "
+                    f"the {kind} {name} is not a dense tensor ({kept}), which is not supported; expected a dense "
                     "one: tensor.to_dense(), or its indices and values as tensors of their own"
                 )
     return found

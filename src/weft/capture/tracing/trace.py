@@ -34,11 +34,11 @@ from weft.capture.tracing.step_call import Casts, LossFunction, ModelTensors, St
 from weft.errors import WeftError
 
 _GIVEN = (
-    "reads a tensor from outside, to which a backward() inside of the step's backward gives a gradient, which no graph "
-    "would; make it a parameter of the model, or detach() it where it is read"
+    "reads a tensor from outside, to which a backward() inside of the step's backward adds a gradient; a graph "
+    "cannot do that; make it a parameter of the model, or detach() it where it is read"
 )
 _UNSEEN = (
-    "takes a tensor that the step has made where the trace does not see it, such as in a thread of its own; expected "
+    "reads a tensor that the step has made where the trace does not see it, such as in another thread; expected "
     "all tensor code in the thread that calls the loss function"
 )
 

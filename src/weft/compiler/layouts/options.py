@@ -240,7 +240,7 @@ class Known:
             legal = tuple(admitted) or candidates(work.call, self.grid[axis], bool(work.thin))
             raise LayoutError(
                 f"signatures={{{work.node.makes[0].name!r}: …}} fixes {work.pinned[axis]} along axis {axis} for "
-                f"{work.node.op}, which does not admit it there; use one of {'; '.join(map(str, legal[:8]))}"
+                f"{work.node.op}, which does not allow it there; use one of {'; '.join(map(str, legal[:8]))}"
             )
         return SignatureOptions(tuple(ways), np.array(list(ways.values())) * work.times)
 

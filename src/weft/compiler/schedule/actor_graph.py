@@ -144,7 +144,7 @@ class ActorGraph:
             )
             text = "\n".join(lines)
             raise InternalError(
-                f"the plan would hang: these wait for each other:\n{text}"
+                f"the plan would hang: these actors wait for each other:\n{text}"
             ) from None
         found: dict[Node, int] = {}
         for node in order:

@@ -76,7 +76,7 @@ def _of_link(graph: ActorGraph, link: Link, preset: Preset) -> int:
     elif preset.given and kept and most < every and graph.crosses_barrier(link):
         raise StrategyError(
             f"in_flight={preset.given} lets stage {stage} hold {most} micro-batches, but it must hold all {every}: "
-            f"they wait for one another before the backward of the first; give it {every}, or leave in_flight out"
+            f"they wait for one another before the first backward; give the stage {every}, or leave in_flight out"
         )
     crosses = source.queue != target.queue or stage != target.phase.stage
     return most + ahead if kept else 1 + max(ahead, int(crosses))

@@ -73,7 +73,10 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
         f"zero: {key} stays as it is: {dim}" for key, dim in dims.items() if isinstance(dim, str)
     )
     if decided and not stored:
-        notes = ("zero: parameters stay whole, as they lie for open programs of the model", *notes)
+        notes = (
+            "zero: parameters stay whole, in the layouts that open programs of the model use",
+            *notes,
+        )
     return replace(
         context,
         hints=search.hints_of(sharded),
@@ -121,7 +124,9 @@ def _along_ranks(asked: int, stages: Stages) -> tuple[int, tuple[str, ...]]:
     axis = next((axis for axis in range(asked, last) if ranks(axis) > 1), asked)
     if len(stages.placements) == 1 or axis == asked:
         return asked, ()
-    return axis, (f"zero: axis {asked} has one rank in each stage; shards lie along axis {axis}",)
+    return axis, (
+        f"zero: axis {asked} has one rank in each stage; parameters are sharded along axis {axis}",
+    )
 
 
 @final

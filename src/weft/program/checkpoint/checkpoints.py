@@ -81,16 +81,16 @@ def claim_for_job(folder: Path, program: Saving) -> None:
         return
     if other is not None:
         raise UserError(
-            f"another open program saves to {folder}, and each would take the checkpoints of the other for its own; "
-            "give each program a folder, or close the other one before"
+            f"another open program saves to {folder}, and the two would mix up their checkpoints; give each program "
+            "its own folder, or close the other program before"
         )
     lock, holder = _locked(folder) if program.is_first else (None, "")
     if program.exchange is not None:
         holder = program.exchange(holder)[0]
     if holder:
         raise UserError(
-            f"{holder} saves to {folder}, and each job would take the checkpoints of the other for its own; give each "
-            "job a folder, or end the other one before"
+            f"{holder} saves to {folder}, and the two jobs would mix up their checkpoints; give each job its own "
+            "folder, or end the other job before"
         )
     _claims[folder] = _Claim(ref(program, partial(_let_go, folder)), lock)
 
@@ -279,7 +279,7 @@ class Checkpoints:
             if (place / NAME).exists() or any(place.glob(f"*{SUFFIX}")):
                 names.append(place.name)
             else:
-                text = "%s is no checkpoint, as it has no %s; trying the one before"
+                text = "%s is no checkpoint, as it has no %s; trying the checkpoint before"
                 _log.warning(text, place, NAME)
         if program.exchange is not None:
             names = json.loads(program.exchange(json.dumps(names))[0])
@@ -288,7 +288,7 @@ class Checkpoints:
                 return program.load(self.folder / name, extra)
             except DamagedCheckpoint as error:
                 errors.append(str(error))
-                _log.warning("%s; trying the one before", error)
+                _log.warning("%s; trying the checkpoint before", error)
         if errors:
             raise UserError(
                 f"no checkpoint in {self.folder} can be loaded; give a folder of whole ones: {errors[0]}"
@@ -309,7 +309,7 @@ class Checkpoints:
             try:
                 put_back(self.folder / each.name.split(".")[1])
             except OSError as error:
-                _log.warning("%s was to be replaced, and cannot be put back: %s", each, error)
+                _log.warning("%s was being replaced, and cannot be restored: %s", each, error)
 
     def _take_away(self, step: int) -> None:
         """Take away old ones, counted back from a step: those of later ones are of a run that went on otherwise."""
@@ -328,8 +328,8 @@ class Checkpoints:
                 shutil.rmtree(each, ignore_errors=True)
         if len(every) < len(found):
             _log.warning(
-                "%s has checkpoints of later steps than %d, up to %s, which load_newest takes before those of now; "
-                "take them away if the run is to go on from here",
+                "%s has checkpoints of later steps than %d, up to %s, which load_newest prefers to the newer saves "
+                "of this run; remove them if the run continues from here",
                 *(self.folder, step, found[-1][1].name),
             )
 
@@ -366,6 +366,8 @@ def _make_room(place: Path) -> None:
         numbers = (place.with_name(f"{place.name}.aside-{number}") for number in count(1))
         aside = next(each for each in numbers if not os.path.lexists(each))
         place.rename(aside)
-        _log.warning("%s is no checkpoint, and is in the place of one: it is %s now", place, aside)
+        _log.warning(
+            "%s is not a checkpoint, but has the name of one: it was renamed to %s", place, aside
+        )
     except OSError as error:  # saving tells all processes that it cannot be replaced
-        _log.warning("%s is no checkpoint, and cannot be taken away: %s", place, error)
+        _log.warning("%s is not a checkpoint, and cannot be removed: %s", place, error)

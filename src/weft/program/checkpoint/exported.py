@@ -184,14 +184,15 @@ def _model(manifest: Manifest, masters: bool) -> dict[str, Stored]:
     found = {name.removeprefix(MODEL): x for name, x in stored.items() if name.startswith(MODEL)}
     if not found:
         raise UserError(
-            f"{manifest.folder} holds no model, whose tensors begin with {MODEL!r}; give the folder that program.save "
+            f"{manifest.folder} holds no model: the names of its tensors begin with {MODEL!r}; give the folder that "
+            "program.save "
             "has written"
         )
     if masters:
         tied = manifest.about.get(TIED, {})
         if not isinstance(tied, dict) or not all(isinstance(each, str) for each in tied.values()):
             raise DamagedCheckpoint(
-                f"{manifest.folder}: its tied tensors are no names; load another checkpoint"
+                f"{manifest.folder}: its entry for tied tensors holds no names; load another checkpoint"
             )
         for name in found:
             own = tied.get(MODEL + name, MODEL + name).removeprefix(MODEL)

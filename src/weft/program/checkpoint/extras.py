@@ -161,14 +161,15 @@ def read_extra(manifest: Manifest, objects: Mapping[str, Any], world: World) -> 
     every = manifest.about.get(OWN, [{}] * world.size)
     if not isinstance(every, list) or not all(isinstance(own, dict) for own in every):
         raise DamagedCheckpoint(
-            f"{manifest.folder}: its extras are none of each process; load another checkpoint"
+            f"{manifest.folder}: its extras are not those of each process, as a checkpoint that is whole has them; "
+            "load another checkpoint"
         )
     if OWN in manifest.about and len(every) != world.processes:
         names = ", ".join(sorted({name for own in every for name in own}))
         raise UserError(
-            f"program.load: the extras {names} of {manifest.folder} are others in each of the {len(every)} processes "
-            f"that saved them, and there are {world.processes} now: load it in {len(every)}, or the model alone "
-            "(model_only=True). What all processes save alike goes on in any number"
+            f"program.load: the extras {names} of {manifest.folder} differ between the {len(every)} processes that "
+            f"saved them, and there are {world.processes} now: load it in {len(every)} processes, or the model alone "
+            "(model_only=True). Extras that are equal on all processes can be loaded in any number"
         )
     tensors: dict[str, Tensor] = {}
     begins, plain = (f"{EXTRA}.", f"{EXTRA}/{world.ranks[0]}."), torch.empty(0)
@@ -187,7 +188,9 @@ def read_extra(manifest: Manifest, objects: Mapping[str, Any], world: World) -> 
     contents = manifest.about.get(EXTRA, {}), every[world.ranks[0]]
     shared, own = (from_json(each, EXTRA, tensors) for each in contents)
     if not isinstance(shared, dict) or not isinstance(own, dict):
-        raise DamagedCheckpoint(f"{manifest.folder}: its extra is no dict; load another checkpoint")
+        raise DamagedCheckpoint(
+            f"{manifest.folder}: its entry extra is not a dict; load another checkpoint"
+        )
     return {**shared, **own}
 
 
@@ -225,8 +228,8 @@ def put_module_states(extra: dict[str, Any], model: nn.Module) -> None:
                 module.set_extra_state(saved[name])
             except Exception as error:
                 raise UserError(
-                    f"program.load: set_extra_state() of {name or 'the model'}, a {type(module).__name__}, cannot take "
-                    f"what was saved of it: {type(error).__name__}: {error}"
+                    f"program.load: set_extra_state() of {name or 'the model'}, a {type(module).__name__}, cannot "
+                    f"load what was saved: {type(error).__name__}: {error}"
                 ) from error
 
 

@@ -172,7 +172,7 @@ def load(
         named = isinstance(numbers, dict) and all(isinstance(x, dict) for x in numbers.values())
         if not named:
             raise DamagedCheckpoint(
-                f"{manifest.folder}: its numbers are none by parameter; load another checkpoint"
+                f"{manifest.folder}: its entry numbers is not a dict by parameter; load another checkpoint"
             )
         reader = _CheckpointReader(state, manifest, sources, _kept(state, manifest), numbers)
         # Each process checks its part of the files.
@@ -202,7 +202,7 @@ def _give(objects: Mapping[str, Any], extra: Mapping[str, Any], path: Path) -> N
         if not hasattr(each, "load_state_dict"):
             raise UserError(
                 f"program.load: extra gives {name!r} a {type(each).__name__}; it takes objects with load_state_dict. "
-                "What is no such object is in the dict that load returns"
+                "All other extras are in the dict that load returns"
             )
         try:
             each.load_state_dict(extra[name])
@@ -229,11 +229,11 @@ def _sources(
     unknown = sorted(name.removeprefix(MODEL) for name in ours)
     if (missing or unknown) and (strict or not there):
         raise UserError(
-            f"{manifest.folder} is of another model: it lacks {_few(missing)}, and has {_few(unknown)} which the model "
-            f"has not; {_way(missing, unknown, state.setting.model)}"
+            f"{manifest.folder} is of another model: it lacks {_few(missing)}, and has {_few(unknown)} which the "
+            f"model does not have; {_way(missing, unknown, state.setting.model)}"
         )
     if (missing or unknown) and 0 in state.setting.world.ranks:
-        text = "%s lacks %s, which stay as they are, and has %s, which the model has not"
+        text = "%s lacks %s, which keep their values, and has %s, which the model does not have"
         _log.warning(text, manifest.folder, missing, unknown)
     sources = {entry.name: _source(entry, stored, there) for entry in entries}
     for entry in entries:
@@ -248,7 +248,7 @@ def _sources(
         ) > entry.dtype.startswith("complex"):
             raise UserError(
                 f"{entry.name} is of {entry.dtype} in the program, and of {stored[source].dtype} in "
-                f"{manifest.folder}; load it into the model that was saved, or into one of complex numbers"
+                f"{manifest.folder}; load it into the model that was saved, or into a model of complex numbers"
             )
     return sources
 
@@ -257,7 +257,8 @@ def _way(missing: Sequence[str], unknown: Sequence[str], model: nn.Module) -> st
     """The way to load files whose names are not all those of a model."""
     if hasattr(model, "save_pretrained") and any("experts" in name for name in missing):
         return (
-            "transformers writes experts one by one, and holds them together: write files of what the model holds, "
+            "transformers writes each expert separately, but keeps all in one parameter: write files of the model's "
+            "own parameters, "
             "from_pretrained(…).save_pretrained(folder, save_original_format=False), and load these"
         )
     here, there = set(missing), set(unknown)

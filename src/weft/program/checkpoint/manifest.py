@@ -93,7 +93,8 @@ def read_manifest(folder: Path) -> Manifest:
         version = content["weft_checkpoint"]
         if version != VERSION:
             raise UserError(
-                f"{path} is of version {version!r}, this weft reads {VERSION}; load it with the weft that wrote it"
+                f"{path} is of version {version!r}, this weft reads {VERSION}; load it with the version of weft that "
+                "wrote it"
             )
         tensors = {name: _stored(each) for name, each in content["tensors"].items()}
         about = dict(content["about"])
@@ -137,7 +138,7 @@ def _check_cover(shape: tuple[int, ...], boxes: Sequence[Region]) -> None:
         ):
             raise ValueError(f"a box {box} is outside of a tensor of shape {shape}")
     if sum(map(region_size, boxes)) != math.prod(shape):
-        raise ValueError(f"boxes of a tensor of shape {shape} are not all of it")
+        raise ValueError(f"the boxes of a tensor of shape {shape} do not cover it")
     for number, box in enumerate(boxes[:_COMPARED]):
         if any(region_size(overlap(box, other)) for other in boxes[:number]):
             raise ValueError(f"two boxes of a tensor of shape {shape} overlap")
@@ -205,7 +206,7 @@ def _of_headers(folder: Path) -> Manifest:
         except ValueError as error:
             held = ", ".join(sorted({extent.file for extent in every}))
             raise DamagedCheckpoint(
-                f"{folder}: {name} in {held}: {error}; give a folder in which each tensor stands once"
+                f"{folder}: {name} in {held}: {error}; give a folder that has each tensor once"
             ) from None
         tensors[name] = Stored(shape, dtypes[name], tuple(every))
     return Manifest(folder, _plainly_named(tensors))
@@ -224,7 +225,7 @@ def begin(path: Path, replaces: bool = False) -> Path:
     if path.exists() and not replaces:
         raise UserError(f"{path} exists; give a path where nothing is")
     if os.path.lexists(path) and not may_go(path):
-        raise UserError(f"{path} is no checkpoint, and is not replaced; give another path")
+        raise UserError(f"{path} is not a checkpoint, and is not replaced; give another path")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return Path(mkdtemp(prefix=f".{path.name}.", suffix=PARTIAL, dir=path.parent))

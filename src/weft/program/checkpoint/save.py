@@ -153,7 +153,7 @@ class Writing:
                 if time.monotonic() > until:
                     raise UserError(
                         f"rank {rank} has not written its part of {self._work.path} within {_PATIENCE:g} s; "
-                        "write to a quicker disk"
+                        "write to a faster disk"
                     )
                 time.sleep(_LOOK)
             content = json.loads(note.read_text())

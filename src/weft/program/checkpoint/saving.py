@@ -230,7 +230,7 @@ class ProgramSaving(ProgramPart):
     def _check_no_gradients(self, call: str) -> None:
         if self._core.training.gradients.standing():
             raise UserError(
-                f"program.{call}: gradients wait in parameter.grad, and a checkpoint holds none; call "
+                f"program.{call}: parameter.grad holds gradients, which a checkpoint cannot hold; call "
                 "program.update() or model.zero_grad() first"
             )
 

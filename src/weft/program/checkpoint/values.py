@@ -53,7 +53,7 @@ def to_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -
     """
     if deep > _MOST_DEEP:
         raise UserError(
-            f"{where} is nested more than {_MOST_DEEP} deep; a checkpoint takes no deeper"
+            f"{where} is nested more than {_MOST_DEEP} deep, the most that a checkpoint can hold"
         )
 
     def inner(each: Any, name: object) -> Any:
@@ -93,7 +93,8 @@ def _single(value: Any, where: str) -> Any:
             return int(value)
         case int():
             raise UserError(
-                f"{where} is a number of {int(value).bit_length()} bits; a checkpoint takes whole numbers of at most "
+                f"{where} is a number of {int(value).bit_length()} bits; a checkpoint can hold whole numbers of at "
+                "most "
                 f"{_MOST_BITS}: give it as text, or as bytes"
             )
         case float():
@@ -110,7 +111,7 @@ def _single(value: Any, where: str) -> Any:
         case torch.dtype():
             return {_KIND: "dtype", "value": str(value).removeprefix("torch.")}
     raise UserError(
-        f"{where} is a {type(value).__name__}; a checkpoint takes numbers, texts, tensors, and lists and dicts of "
+        f"{where} is a {type(value).__name__}; a checkpoint can hold numbers, texts, tensors, and lists and dicts of "
         "them, or an object with state_dict() and load_state_dict()"
     )
 
@@ -163,7 +164,7 @@ def check_plain(tensor: Tensor, where: str) -> None:
     """Raise UserError, saying what would do, for a tensor that no checkpoint can hold; it is at `where`."""
     if why := _why_not(tensor):
         raise UserError(
-            f"{where} is {why[0]}; a checkpoint takes dense tensors with values: {why[1]}"
+            f"{where} is {why[0]}; a checkpoint can hold dense tensors with values: {why[1]}"
         )
 
 
@@ -191,7 +192,7 @@ def _why_not_dtype(tensor: Tensor, what: str, remedy: str) -> tuple[str, str] | 
     if dtype_name(tensor.dtype) in DTYPES.values():
         return None
     return (
-        f"{what} of shape {list(tensor.shape)} of {tensor.dtype}, which safetensors has not",
+        f"{what} of shape {list(tensor.shape)} of {tensor.dtype}, a dtype that safetensors does not support",
         remedy,
     )
 
@@ -256,7 +257,7 @@ def check_program(
     lists = isinstance(saved, list) and all(isinstance(each, list) for each in saved)
     if not _is_number(steps) or not isinstance(steps, int) or steps < 0 or not lists:
         raise DamagedCheckpoint(
-            "weft.json is damaged: its steps or groups are none; load another checkpoint"
+            "weft.json is damaged: its steps or groups are missing or invalid; load another checkpoint"
         )
     if saved and optimizers:
         own = [len(each.param_groups) for each in optimizers.each]
@@ -272,7 +273,7 @@ def check_program(
     if seed != setting.seed and optimizers and draws:
         raise UserError(
             f"the checkpoint's random ops draw by seed {seed}, the program's by {setting.seed}; compile with "
-            f"seed={seed}, so that the run goes on as it would have"
+            f"seed={seed}, so that the run continues as it would have"
         )
 
 
@@ -290,7 +291,7 @@ def _check_trained(about: Mapping[str, Any], own: list[list[Any]]) -> None:
                 if others:
                     where = "checkpoint" if others[0] in names else "program"
                     raise UserError(
-                        f"parameter group {number} of {kind} is another one in the checkpoint: {others[0]} is in that "
+                        f"parameter group {number} of {kind} differs in the checkpoint: {others[0]} is in that "
                         f"of the {where} alone; load it with the optimizers that were saved, in the same groups, or "
                         "the model alone (model_only=True)"
                     )
@@ -298,7 +299,7 @@ def _check_trained(about: Mapping[str, Any], own: list[list[Any]]) -> None:
         raise
     except UNREADABLE as error:
         raise DamagedCheckpoint(
-            f"weft.json is damaged: its optimizers are none: {type(error).__name__}; load another checkpoint"
+            f"weft.json is damaged: its optimizers are invalid: {type(error).__name__}; load another checkpoint"
         ) from None
 
 
@@ -367,8 +368,8 @@ def _without_tensors(value: Any, what: str) -> Any:
         if value.numel() == 1 and not value.is_meta:
             return value.item()
         raise UserError(
-            f"{what} is or holds a tensor of shape {list(value.shape)}; a checkpoint takes numbers, texts, lists and "
-            "dicts of them there, and tensors of one element: give its values as a list, value.tolist()"
+            f"{what} is or holds a tensor of shape {list(value.shape)}; a checkpoint can hold there numbers, texts, "
+            "lists and dicts of them, and tensors of one element: give its values as a list, value.tolist()"
         )
     if isinstance(value, list | tuple):
         every = [_without_tensors(each, what) for each in value]

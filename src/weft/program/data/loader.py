@@ -157,8 +157,8 @@ class Loader:
         for loaded in loading:
             if loop != self._loops:
                 raise UserError(
-                    "weft.Loader: another loop over this loader has begun, or load_state_dict was called, so that its "
-                    "place is not that of this loop; begin a new loop, or make a second loader"
+                    "weft.Loader: another loop over this loader has begun, or load_state_dict was called, so that "
+                    "this loop cannot continue; begin a new loop, or make a second loader"
                 )
             if loaded.error:
                 raise UserError(f"weft.Loader: {loaded.error}")
@@ -198,14 +198,14 @@ class Loader:
         for name, own in own_values.items():
             if state.get(name) != own:
                 raise UserError(
-                    f"weft.Loader: the state is of a loader with {name}={state.get(name)!r}, this one has {own!r}; "
+                    f"weft.Loader: the state is from a loader with {name}={state.get(name)!r}, this one has {own!r}; "
                     "make it with the same, so that the run sees each sample once"
                 )
         for name in ("epoch", "step"):
             value = state.get(name)
             if not is_whole(value, 0):
                 raise UserError(
-                    f"weft.Loader: the state has {name}={value!r}, and takes a number from 0 there"
+                    f"weft.Loader: the state has {name}={value!r}, which must be a number from 0"
                 )
         self.epoch, self._step = state["epoch"], state["step"]
         self._samples = state.get("samples")
@@ -316,11 +316,11 @@ class Loader:
             if "timed out" in str(error):
                 raise UserError(
                     f"weft.Loader: the workers gave no batch within timeout={loading.timeout} s; load with workers=0 "
-                    "to see where they hang, or give them longer"
+                    "to see where they hang, or give a longer timeout"
                 ) from error
             raise UserError(
-                "weft.Loader: a process that loads has ended; load with workers=0 to see why. Where it could not send "
-                f"a batch, what it wrote to stderr says so: {HINT}: {error!r}"
+                "weft.Loader: a worker process has ended; load with workers=0 to see why. If it could not send a "
+                f"batch, its stderr says so: {HINT}: {error!r}"
             ) from error
 
 

@@ -79,8 +79,8 @@ def order_of(
     if sampler is not None:
         if iter(sampler) is sampler:
             raise UserError(
-                f"weft.Loader: the sampler, a {type(sampler).__name__}, gives its numbers once; give one that can be "
-                "looped over in each epoch"
+                f"weft.Loader: the sampler, a {type(sampler).__name__}, can be iterated only once; give a sampler "
+                "that can be iterated in each epoch"
             )
         generator = getattr(sampler, "generator", None)
         if isinstance(generator, torch.Generator):
@@ -139,8 +139,8 @@ def _numbers(dataset: Any, sampler: Iterable[int]) -> list[int]:
         found.append(number)
     if len(found) > most:
         raise UserError(
-            f"weft.Loader: the sampler, a {type(sampler).__name__}, has given {most} numbers and goes on; expected one "
-            "that ends with the epoch, as itertools.islice makes of one that does not"
+            f"weft.Loader: the sampler, a {type(sampler).__name__}, has given {most} numbers and does not end; "
+            "expected a sampler that ends with the epoch: itertools.islice cuts an endless sampler"
         )
     return found
 
@@ -251,7 +251,7 @@ class Packed(Dataset[dict[str, Tensor]]):
             found = torch.as_tensor(text[self._key] if hasattr(text, "keys") else text)
         except (TypeError, ValueError, LookupError, RuntimeError, OverflowError) as error:
             raise UserError(
-                f"weft.Packed: text {number} is no row of tokens, which it must be: {type(error).__name__}: {error}"
+                f"weft.Packed: text {number} must be a row of tokens, got an error: {type(error).__name__}: {error}"
             ) from None
         if found.dim() != 1 or (found.is_floating_point() and len(found)):
             raise UserError(

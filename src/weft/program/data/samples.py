@@ -60,7 +60,8 @@ def check_same(every: list[str]) -> None:
     for rank, first, other in differences(every):
         if first.keys() != other.keys():
             raise UserError(
-                f"weft.Loader: the loaders of rank 0 and rank {rank} have other samples next, {', '.join(first)} and "
+                f"weft.Loader: the loaders of rank 0 and rank {rank} would load different samples next, "
+                f"{', '.join(first)} and "
                 f"{', '.join(other)}; give a loader the same seed, sampler, batch_size and place in all processes"
             )
         every_leaf = (
@@ -261,7 +262,7 @@ def with_workers(loading: Iterable[Any]) -> Iterator[Any]:
     except OSError as error:
         why = f"; {HINT}" if error.errno in _NO_ROOM else ""
         raise UserError(
-            f"weft.Loader: processes that load cannot be started: {error!r}{why}; mend that, or load with workers=0"
+            f"weft.Loader: the worker processes cannot be started: {error!r}{why}; repair that, or load with workers=0"
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -112,20 +112,18 @@ def deduction_notes(deduced: Sequence[Deduced]) -> Iterator[str]:
     for each in deduced:
         where = "layouts" if len(deduced) == 1 else f"layouts of stage {each.stage}"
         if each.assignment.proven:
-            text = "proven cheapest, parameters in shards as if whole, each axis with the others as they are"
+            text = "proven cheapest, sharded parameters treated as whole, each axis with the others fixed"
         elif each.assignment.bound <= 0:
             text = "not proven cheapest, and no bound is known"
         else:
             over = each.assignment.cost / each.assignment.bound - 1
             text = f"not proven cheapest; along the axis solved last at most {over:.2%} above the bound"
-        taken = (
-            "taken over from a batch of another shape, for which they were " if each.taken else ""
-        )
+        taken = "reused from a batch of another shape, for which they were " if each.taken else ""
         yield f"{where}: {taken}{text}"
         if each.assignment.broken:
             yield (
-                f"{where}: {each.assignment.broken} uses of parameters depart from the strategy's layouts, because "
-                "their ops admit nothing else"
+                f"{where}: {each.assignment.broken} uses of parameters differ from the strategy's layouts, because "
+                "their ops allow no other"
             )
 
 

@@ -80,7 +80,7 @@ def exchange_lines(compiled: Compiled) -> Iterator[str]:
                 kinds[kind] += each.times * each.ranks
         run = ", ".join(f"{kind} ×{_rounded(n, ranks)}" for kind, n in kinds.items())
         yield f"  {group}: {bytes_text(size)} ({run})"
-    yield "dearest exchanges, and how much of what is sent:"
+    yield "most expensive exchanges, and their share of the bytes sent:"
     for text, members in _sorted(every, "text")[:DEAREST]:
         size = sum(each.bytes for each in members)
         yield f"  {100 * size / total:.0f} %: {text}"
@@ -108,7 +108,7 @@ def _layouts(deduced: Sequence[Deduced]) -> Iterator[str]:
     yield next(deduction_notes(shown), "layouts: there is nothing to choose")
     broken = sum(each.assignment.broken for each in deduced)
     if broken:
-        yield f"note: {broken} uses of parameters depart from the strategy's layouts: their ops admit nothing else"
+        yield f"note: {broken} uses of parameters differ from the strategy's layouts, because their ops allow no other"
 
 
 _CELL = "text-align: left; vertical-align: top"
@@ -146,7 +146,7 @@ def memory_line(peaks: ProgramMemory) -> str:
     ]
     measured = f", measured {bytes_text(most.measured.peak)}" if most.measured else ""
     return (
-        f"memory of rank {most.rank}, the fullest here: {bytes_text(peak)} as planned{measured}; "
+        f"memory of rank {most.rank}, the highest here: {bytes_text(peak)} as planned{measured}; "
         f"{', '.join(shares)}"
     )
 
@@ -159,7 +159,7 @@ def limit_lines(compiled: Compiled, options: Options, peaks: ProgramMemory) -> I
     known = costs_text(options.costs)
     yield (
         f"limited by {first}, as estimated ({known}): {seconds_text(computing)} of computing and "
-        f"{seconds_text(communication)} of communication on a rank, the one beside the other where it can be"
+        f"{seconds_text(communication)} of communication on a rank, overlapped where possible"
     )
     limit, most = options.memory_limit, max(each.predicted.peak for each in peaks)
     if limit is not None and most >= TIGHT * limit:

@@ -247,9 +247,7 @@ def _check_free(
                 check_unused(tensor, key)
             except UserError as error:
                 kept = _kept_with_graph(model)
-                reason = (
-                    f"{key} cannot be taken over, as a graph of autograd needs its values: {kept}"
-                )
+                reason = f"{key} cannot be moved to the program, as an autograd graph needs its values: {kept}"
                 raise UserError(reason if kept else str(error)) from None
             check_unread(key, tensor)
 
@@ -263,10 +261,11 @@ def _kept_with_graph(model: nn.Module) -> str:
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and value.grad_fn is not None:
                 return (
-                    f"{path}.{name} is kept by its module with such a graph, as the old torch.nn.utils.weight_norm, "
+                    f"{path}.{name} is kept by its module with an autograd graph, as the old "
+                    "torch.nn.utils.weight_norm, "
                     "spectral_norm and prune do. Use torch.nn.utils.parametrizations.weight_norm or .spectral_norm, "
                     f"make pruning permanent (prune.remove), or cut it off, module.{name} = module.{name}.detach(), "
-                    "which a call of the module computes anew"
+                    "which the next call of the module computes again"
                 )
     return ""
 

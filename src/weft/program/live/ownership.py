@@ -117,7 +117,7 @@ def check_unread(key: str, own: Tensor) -> None:
     """Raise UserError when an open program reads a tensor as a constant of its step."""
     if any(own is each for constants in list(_constants.values()) for each in constants()):
         raise UserError(
-            f"an open program reads {key} as a constant of its step, and would not see how it goes on; give both "
+            f"an open program reads {key} as a constant of its step, and would not see its updates; give both "
             'models as one to both programs, nn.ModuleDict({"model": …, "other": …}), or close that program'
         )
 
@@ -166,8 +166,8 @@ class LiveLocations:
             self._check_each()
         if self._is_exchanged():
             raise UserError(
-                "a tensor of the compiled model was exchanged with another one (torch.utils.swap_tensors), and the "
-                "program works with its memory of before; write values into it, tensor.copy_(…)"
+                "a tensor of the compiled model was swapped with another tensor (torch.utils.swap_tensors), but the "
+                "program uses its old memory; write values into it, tensor.copy_(…)"
             )
         self.take_data()
 
@@ -187,8 +187,9 @@ class LiveLocations:
                 if key in self._variables.get(rank, {})
             ):
                 raise UserError(
-                    f"this program was closed, and {key} was released or laid anew since, so the program no longer has "
-                    "its values; take them from the model, weft.whole(tensor), or from a program that is open"
+                    f"this program was closed, and {key} was released or moved to another layout since, so the "
+                    "program no longer has its values; take them from the model, weft.whole(tensor), or from a "
+                    "program that is open"
                 )
 
     def take_data(self) -> None:
@@ -217,7 +218,7 @@ class LiveLocations:
                 "write values into it (tensor.copy_(…), load_state_dict without assign=True), or "
             )
             raise UserError(
-                f"{text} was {change} after the step was compiled, which goes on with the one before; "
+                f"{text} was {change} after the step was compiled, which still uses the old value; "
                 f"{writing if kind == 'tensor' and now is not None else ''}close the program, weft.release(model) and "
                 "compile again"
             )
@@ -227,6 +228,6 @@ class LiveLocations:
         for (text, _, name), other in zip(self._slots, order, strict=True):
             if name != other:
                 raise UserError(
-                    f"{text} was put into another place in its module after the step was compiled, which goes on in "
-                    "the order of before; close the program and compile again"
+                    f"{text} was put into another place in its module after the step was compiled, which still uses "
+                    "the old order; close the program and compile again"
                 )

@@ -108,7 +108,8 @@ def check_unused(tensor: Tensor, name: str) -> None:
     # A graph that has run backward still ends in what adds the gradient up.
     if uses > (2 if tensor.requires_grad else 1):
         raise UserError(
-            f"{name} cannot be taken over, as a graph of autograd needs its values: let the losses and outputs of "
+            f"{name} cannot be moved to the program, as an autograd graph needs its values: let the losses and "
+            "outputs of "
             "earlier calls of the model go (del loss), or run their backward, first. Or there is a view of it, such as "
             "a buffer tensor[:3]: give it memory of its own, tensor[:3].clone()"
         )

@@ -82,8 +82,8 @@ class Updated:
         if value is None or (parts and not isinstance(parts[0], Tensor)):
             if isinstance(parts[0], Tensor):
                 raise UserError(
-                    f"the optimizer keeps the state {self.key}.{name} now, and did not in its first steps, by "
-                    "which the program is planned; let its first step make all states"
+                    f"the optimizer keeps the state {self.key}.{name} now, and did not in its first steps, which the "
+                    "program is planned from; let its first step create all states"
                 )
             return parts[0]
         # Numbers of steps stay with the host.
@@ -264,8 +264,8 @@ def _told(entries: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def _refuse(value: object) -> None:
     raise UserError(
-        f"an optimizer keeps a {type(value).__name__} as a state of a parameter, of which other stages cannot "
-        "be told; keep tensors, numbers of Python or texts there"
+        f"an optimizer keeps a {type(value).__name__} as a state of a parameter, which cannot be sent to other "
+        "stages; keep tensors, numbers of Python or texts there"
     )
 
 

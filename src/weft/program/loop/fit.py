@@ -321,7 +321,8 @@ class _Loop:
         silent = not kept.score or self.scored >= 0 or self.unscored != _UNSCORED
         if not silent and self.program.is_first:
             _log.warning(
-                "weft.fit: no checkpoint of this run has a score so far, as there was no figure %r at their steps; "
+                "weft.fit: no checkpoint of this run has a score so far, because there was no metric %r at their "
+                "steps; "
                 "found %s: name one of these, and let evaluate_every, or log_every, divide `every`",
                 kept.score,
                 ", ".join(sorted(self.seen)) or "none",

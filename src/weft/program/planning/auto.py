@@ -236,7 +236,8 @@ class Trials:
                 raise errors[0]
             raise RankFailure(
                 f"weft.Auto(measure=…): no candidate ran; the first failed with {failure}. Candidates run with the "
-                "example batch, whose values must be such as the step takes, beside the model in memory; give such a "
+                "example batch, whose values the step must accept, and which must fit in memory beside the model; "
+                "give such a "
                 "batch, or measure=0, which runs none"
             )
         apart = min(apart, _NEAR - 1)
@@ -274,8 +275,9 @@ class Trials:
                 break
         if not alike:
             raise UserError(
-                f"strategy=: of {len(found)} strategies that the search would take none lays the model as a program "
-                f"does that is open: {refused}. Give program.strategy of that program, take its program.evaluation, "
+                f"strategy=: of {len(found)} strategies that the search would take none has the layouts that an open "
+                f"program uses for the model: {refused}. Give program.strategy of that program, take its "
+                "program.evaluation, "
                 "or close it"
             )
         return alike

@@ -118,7 +118,7 @@ class Step:
             changed = (name for name in {**old, **new} if old.get(name) != new.get(name))
             name = next(changed, "the order of parameters")
             raise UserError(
-                f"the step was captured with another model or optimizer than there is now: {name} was "
+                f"the model or the optimizer has changed since the step was captured: {name} was "
                 f"{old.get(name, 'not there')!r} and is {new.get(name, 'not there')!r}; change it back, or make a "
                 "new weft.Step"
             )

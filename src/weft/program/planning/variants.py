@@ -231,14 +231,14 @@ class Variants:
         values = all(each.guards.changed() for each in self._all)
         if values and self._for_values + 1 == MOST:
             raise UserError(
-                f"{why}. The step reads it, and was planned for {MOST} values of Python already, which is the most. "
-                "Pass what keeps changing with the batch, as a tensor; values that were planned for, and batches of "
-                "other shapes with them, still run"
+                f"{why}. The step reads it, and was planned for {MOST} values of Python already, the most that there "
+                "can be. Pass changing values in the batch, as a tensor; values that were planned before still run, "
+                "also with batches of other shapes"
             )
         if not values and len(self._all) - self._for_values == MOST:
             raise BatchError(
-                f"the batch ({shapes}) has another shape. The step was planned for {MOST} shapes already, which is the "
-                "most; pad batches to a few lengths"
+                f"the batch ({shapes}) has another shape. The step was planned for {MOST} shapes already, the most "
+                "that there can be; pad batches to a few lengths"
             )
         self._step.follow(self.current.guards.numbers_changed())
         batch = whole_batch_of(batch)  # of which global tensors say how they are laid out

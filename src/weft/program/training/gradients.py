@@ -135,7 +135,7 @@ class Gradients:
             self._said = True
             _log.warning(
                 "program.step adds to the gradients that eager code has left in parameter.grad, such as that of %s, as "
-                "backward() would; where they are not wanted, call optimizer.zero_grad() before",
+                "backward() would; if you do not want them, call optimizer.zero_grad() before",
                 min(given),
             )
 
@@ -168,7 +168,7 @@ class Gradients:
             if self._left_out:
                 _log.warning(
                     "steps leave no gradient in parameter.grad of %s: no optimizer of the program has it, though it "
-                    "requires one; where it is wanted, give the parameter to an optimizer, in a group with lr=0",
+                    "requires grad; if you want it, give the parameter to an optimizer, in a group with lr=0",
                     ", ".join(self._left_out[:5]),
                 )
 

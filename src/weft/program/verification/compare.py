@@ -168,12 +168,12 @@ _KINDS = {
     "parameter": "updated parameters",
     "state": "optimizer states",
 }
-DIFFERS = "a step of the plan does not give what a plain eager step of the same code gives"
+DIFFERS = "a step of the plan differs from a plain eager step of the same code"
 LATER = f"in a second step, {DIFFERS}"
-CHANGES = "a plain eager step, run twice with the same values, gives two results, so that no plan can stand for it"
+CHANGES = "a plain eager step, run twice with the same values, gives two results, so that no plan can equal it"
 _FAULT = (
-    "docs/soundness.md lists what weft takes over of the Python around a step; when this step keeps to it, the fault "
-    "is weft's: please report it with this text"
+    "docs/soundness.md lists the Python around a step that weft supports; if this step keeps to it, the fault is "
+    "weft's: please report it with this text"
 )
 _HELP = {
     DIFFERS: _FAULT,
@@ -200,7 +200,7 @@ class Verified:
         return max(own, key=_relative, default=None)
 
     def __str__(self) -> str:
-        lines = ["the step gives what a plain eager step gives; largest differences by rounding:"]
+        lines = ["the step agrees with a plain eager step; largest differences by rounding:"]
         for kind, text in _KINDS.items():
             worst = self.largest(kind)
             count = sum(each.kind == kind for each in self.compared)

@@ -91,8 +91,8 @@ class ProcessChannel(Channel):
                 raise
             peers = [rank for rank in self.ranks if rank != self.rank]
             raise NoAnswer(
-                f"rank {self.rank}: {what} with ranks {peers} failed, so one of them died, ended early or did not "
-                f"answer in time: {first_line(error)}{self.account()}"
+                f"rank {self.rank}: {what} with ranks {peers} failed, so a peer died, ended early or did not answer "
+                f"in time: {first_line(error)}{self.account()}"
             ) from error
 
 

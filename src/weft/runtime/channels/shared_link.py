@@ -312,9 +312,7 @@ def connect(
             seals = 0
         if seals & _SEALS != _SEALS or os.fstat(descriptor).st_size != _BYTES:
             os.close(descriptor)
-            raise ConnectionError(
-                "a peer hands over memory of another size, or whose size may change"
-            )
+            raise ConnectionError("a peer shares memory of another size, or whose size may change")
         return _mapped(connection, descriptors[0], lower=False)
 
 

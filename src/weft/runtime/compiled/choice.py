@@ -241,7 +241,7 @@ def usable_kernels(kernels: Kernels, device_type: str) -> Kernels:
         check_places()
         return kernels
     if kernels == "inductor":
-        raise UserError(f'kernels="inductor" cannot be had: {missing}, or use kernels="aten"')
+        raise UserError(f'kernels="inductor" is not available: {missing}, or use kernels="aten"')
     warnings.warn(f'kernels="auto" runs ATen code: {missing}', stacklevel=3)
     return "aten"
 

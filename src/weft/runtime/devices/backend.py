@@ -209,7 +209,7 @@ class CudaStreams(Streams):
         what = (
             f"; the first that has not ended is {self._unfinished(pending[0])}" if pending else ""
         )
-        return f"{self._device} has ended no act for {self._timeout:g} s{what}"
+        return f"{self._device} has finished no act for {self._timeout:g} s{what}"
 
 
 @final
