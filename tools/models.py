@@ -53,7 +53,7 @@ AS_DATA = "as data"
 LEFT_OUT = "–"
 HEAD = f"""# Models
 
-Whole models that equal plain PyTorch, and under which strategies.
+Whole models that weft trains like plain PyTorch, and under which strategies.
 
 {{stamp}}
 

@@ -34,10 +34,10 @@ MODULES = frozenset(
 _PATH = re.compile(r"torch(\.\w+)+")
 HEAD = """# Private names of torch
 
-The names that weft uses of torch although torch does not promise them, and for what.
+The private names of torch that weft uses, and for what.
 
-Written by `python -m tools.torch_private`, which also says which of them no longer do what weft needs. A test checks
-each of them, and that weft uses no others. A name that begins with a dot is a member of some object.
+Written by `python -m tools.torch_private`, which also says which names no longer do what weft needs. A test
+checks each name, and that weft uses no others. A name that begins with a dot is a member of some object.
 
 | for | names |
 |---|---|

@@ -15,7 +15,7 @@ QUANTITIES = ("bytes", "work", "parameters", "states", "peak", "exchanges")
 MARKS: Mapping[Verdict, str] = {"ok": "", "better": " <", "explained": " *", "FAIL": " !"}
 COMMAND = "python -m tools.real_sizes --page docs/real_sizes.md"
 SOURCES = ("src/weft", "tools/real_sizes")
-FIRST = "How much plans of published models send, compute and hold, beside closed formulas."
+FIRST = "The bytes, work and memory of plans for published models, compared with closed formulas."
 HEAD = f"""Each row plans a training step with AdamW on the meta device, without running it, and compares what one rank
 sends, computes and holds with closed formulas (`tools/real_sizes/textbook.py`). Widths, heads and vocabularies are the
 published ones; where fewer layers are planned than published, the formulas have as many.
