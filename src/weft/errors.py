@@ -1,7 +1,7 @@
-"""Everything weft raises on purpose, told apart by whose turn it is to act.
+"""The errors that weft raises on purpose, grouped by who must act.
 
 `UserError` and its subclasses mean that the program, strategy or input asks for something that
-cannot work; the message says where, what was expected, what was found and what would do.
+cannot work; the message says where, what was expected, what was given and what would work.
 `RankFailure` means that the outside failed (a rank died, a peer did not answer). `InternalError`
 means a bug in weft.
 """

@@ -1,4 +1,4 @@
-"""Schema: plain data of files read as typed values, each error with the place, what must be there, and what does.
+"""Schema: plain data of files read as typed values, each error with the place, the expected value, and the value got.
 
 The annotations of a dataclass say what its file holds: an entry for each field, of the field's type, and no others.
 `Annotated` adds bounds and a unit (`Bounds`), the texts that may be there (`OneOf`), how many entries there may be

@@ -96,7 +96,7 @@ def scaled(model: nn.Module, batch: Any) -> torch.Tensor:
     ("change", "words"),
     [
         ({"x": torch.ones(8, 9)}, r"'x'.*float32\[8, 8\], got a tensor float32\[8, 9\]"),
-        ({"x": torch.ones(8, 8).double()}, r"'x'.*found a tensor float64"),
+        ({"x": torch.ones(8, 8).double()}, r"'x'.*got a tensor float64"),
         ({"y": 3}, r"'y'.*int64\[8\], got 3 of type int"),
         ({"scale": torch.ones(())}, r"'scale'.*the constant 2.0, got a tensor"),
         ({"more": torch.ones(1)}, r"the leaves \['x', 'y', 'scale', 'more'\]"),

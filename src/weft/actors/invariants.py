@@ -1,8 +1,8 @@
-"""Invariants of a queue's state, which hold after every event: rules that are checked while debugging.
+"""Invariants of a queue's state, which hold after every event: rules for debugging.
 
-With `WEFT_DEBUG=1` every machine checks itself (`QueueMachine.check_invariants`) after so many events
-that it costs little, with `WEFT_DEBUG=every` after each. Each rule recomputes from acts and
-versions what the machine keeps up to date, and says where they differ.
+With `WEFT_DEBUG=1` every machine checks itself (`QueueMachine.check_invariants`) now and
+then, with `WEFT_DEBUG=every` after each event. Each rule recomputes a part of the state from acts and versions, and
+reports a difference.
 """
 
 from __future__ import annotations

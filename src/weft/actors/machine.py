@@ -1,8 +1,8 @@
 """The state machine of one queue: events in, actions out; no tensors, clocks, threads or sockets inside.
 
 An actor acts iff every register that it consumes has an unread version and every register that it
-produces has a free copy (OneFlow, arXiv 2110.15032, section 4). An event only says what holds now;
-an act starts when whoever drives the machine asks for it (`weft.actors.rank_driver`).
+produces has a free copy (OneFlow, arXiv 2110.15032, section 4). An event only updates the state;
+an act starts when the driver of the machine asks for it (`weft.actors.rank_driver`).
 
 An actor acts once a step, or once for each micro-batch; between such actors a register of rate 1 is
 made or read by all acts of a step together (`weft.actors.messages` counts versions).

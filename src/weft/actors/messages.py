@@ -1,10 +1,10 @@
 """The messages of a queue's state machine: events go in, actions and acts come out.
 
 Named tuples, because a step makes one of them for every edge of the plan and they cost a third of a frozen dataclass.
-Versions count from 0 for each register, `rate` of them a step. An actor that acts once a step reads version `s` in
-step `s`; one that acts for each of `M` micro-batches reads version `s * M + m` of a register of rate `M`, and version
-`s` of one of rate 1 in all acts of step `s`. Its results are numbered likewise, plus one in a register that was full
-before the first step.
+Versions of a register are numbered from 0, `rate` versions per step. An actor that acts once a step reads version `s`
+in step `s`; one that acts for each of `M` micro-batches reads version `s * M + m` of a register of rate `M`, and
+version `s` of one of rate 1 in all acts of step `s`. Its results are numbered likewise, plus one in a register that was
+full before the first step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Halos: what ranks fetch from each other before a call whose kernel slides along a split dimension.
+"""Halos: the border rows that ranks fetch from each other before a convolution or pooling along a split dimension.
 
-Its rule says which rows each rank reads: its own and border rows of others (`weft.ops.windows`). The
-exchange that brings them is no chain of boxing, as windows overlap.
+The op's rule says which rows each rank reads (`weft.ops.windows`). The exchange
+is not a chain of boxing, because windows overlap.
 """
 
 from __future__ import annotations

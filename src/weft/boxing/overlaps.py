@@ -1,7 +1,7 @@
-"""The elements that all ranks of a grid hold together in a state, and those that they hold in two states both.
+"""Numbers of elements that the ranks of a grid hold in one layout, and in both of two layouts.
 
-A shard is as long along a dimension as the axes that split it say; those of two states overlap there as the axes of
-both say. Ranks for which all these lengths are the same are counted, not looked at one by one.
+The axes that split a dimension determine the length of a shard and the
+overlap of two shards. Ranks with the same lengths are counted together.
 """
 
 from __future__ import annotations

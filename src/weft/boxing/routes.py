@@ -1,11 +1,11 @@
 """Routes of a transfer: which rank sends which piece of a tensor to whom.
 
-Every rank of the target needs a region of the tensor. A rank of the source keeps the elements that it holds already;
-of every other shard of the source it gets the intersection, from one of the ranks that hold it: of these, in the
-order of receivers, the one that has sent least so far, of equal ones the first.
+Every rank of the target needs a region of the tensor. A rank of the source keeps the elements that
+it already holds. For every other source shard, the rank receives the intersection from a rank that holds the shard: the
+rank that has sent least so far, the first if several have.
 
-There may be a piece for each pair of ranks. So pieces are found for one rank, or for one shard, when they are asked
-for.
+Pieces are computed lazily for one rank or one shard, because each pair of ranks may have a
+piece.
 """
 
 from __future__ import annotations

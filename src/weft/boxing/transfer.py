@@ -1,6 +1,6 @@
-"""Transfers: each rank sends just what others need and receives just what it lacks, of two placements or one.
+"""Transfers within a placement or between two: each rank sends only what others need, and receives only what it lacks.
 
-Who sends what to whom: `weft.boxing.routes`.
+`weft.boxing.routes` decides which rank sends which piece to which rank.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class BatchSpec:
         if keys != expected or tree != self.tree:
             raise BatchError(
                 "the containers of the batch differ from those that the program was compiled for; pass a batch "
-                f"built like the example batch, or compile again: found {_containers(tree, len(keys))}, expected "
+                f"built like the example batch, or compile again: got {_containers(tree, len(keys))}, expected "
                 f"{_containers(self.tree, len(expected))}"
             )
 

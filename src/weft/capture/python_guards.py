@@ -1,7 +1,7 @@
 """Values of Python that a step was captured with, to be compared before every step.
 
-A value is named by its place: an item of a dict, list or deque; an attribute, by which the variable of a closure is one
-of its cell; or what is asked for by a call, such as the length of a container.
+A value is named by its place: an item of a dict, list or deque; an attribute (a closure's variable is an
+attribute of its cell); or the result of a call, such as the length of a container.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The reason why a run failed: each rank that raises writes a note, and the launcher finds the one that came first.
+"""The reason why a run failed: each rank that raises writes a note, and the launcher finds the first note.
 
 When one rank fails, its peers soon fail too, because it no longer answers. Exit codes come in any order; the
 notes carry the time and the traceback, and say whether another rank was waited for.

@@ -1,8 +1,8 @@
-"""The cache of passes: what a pass made is found again by what it was given and what it read of the options.
+"""The cache of passes: results keyed by the input of a pass and the options that it read.
 
-A search plans nearly the same step again and again, and so makes only what differs again. The cache compares by
-content: graphs and programs that it gave before are the same objects, which compare equal at once. So a plan made
-with a cache is the plan made without, whatever changed.
+A search plans nearly the same step many times, so only the differing parts are computed again. The
+cache compares by content; graphs and programs that it returned before are the same objects, which compare equal at
+once. A plan with the cache equals the plan without it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ A pass is one public function in a module of its own, pure, of one of two forms:
 
 A pass that has nothing to do returns what it was given. All other input of a pass is in the `Context`, whose cache
 returns the result of a pass for an equal graph and the same options. Facts that later passes need beyond the graph
-are settled by a `Decision` before, which reads the graph and rewrites nothing.
+come from an earlier `Decision`, which reads the graph and rewrites nothing.
 """
 
 from __future__ import annotations

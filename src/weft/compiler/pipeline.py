@@ -1,4 +1,4 @@
-"""The whole way from a captured graph to a plan: tables of passes, a pass a line (docs/design.md, section 2).
+"""The whole way from a captured graph to a plan: tables of passes, one pass per line (docs/design.md, section 2).
 
 `TRANSFORM` needs no layouts, `LAY` says what hints ask of the graph; `lay_out` gives layouts; `lower` makes local
 programs, `ON_RANKS` rewrites them, `plan_ranks` makes plans of them by `PLAN`. `compiler/passes.py` defines a pass.

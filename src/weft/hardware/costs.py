@@ -1,4 +1,4 @@
-"""Costs: seconds of calls, updates and exchanges on the ranks of some machine, whatever they are taken from.
+"""Costs: seconds of calls, updates and exchanges on the ranks of a machine, from any source.
 
 `DefaultDevice` has a few figures for all ranks, `TopologyCosts` the device kinds and links of a topology,
 `MeasuredCosts` what was measured, `CostOverrides` tables that a user gives.

@@ -1,4 +1,4 @@
-"""Device kinds: their catalogue, the reader of their files, and the seconds that calls take on them.
+"""Device kinds: their catalogue, the reader of their files, and the seconds of calls on them.
 
 A file says all its figures in units that their keys name. `sources` gives the source of each figure, by key; what
 is under `efficiency` is calibrated once for a kind (docs/accuracy.md).

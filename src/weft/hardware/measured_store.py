@@ -3,7 +3,7 @@ torch.
 
 Figures are below the folder `measured` of `WEFT_CACHE`, or of the user's folder for caches: a folder for each
 fingerprint of machine and torch, in it a file for each number of ranks, processes and threads that were at work, and
-below `planned` the same figures settled, as plans take them. Nobody but the user may write there: figures decide plans.
+below `planned` the figures that plans use. Nobody but the user may write there: figures decide plans.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Costs on a topology, and the one place that decides by which costs a step is planned on the devices available.
+"""Costs on a topology, and the choice of the costs that a step is planned with on this machine.
 
-On a topology calls take the seconds of each device's kind, exchanges those of the links between the devices. At hand
-are, on CPUs, the costs that `weft measure` keeps of the machine (`weft.hardware.measured_costs`); on CUDA those of the
-catalogue, by the name of the device; else the usual figures of the device type. A topology that is named is planned by
-its own costs. With `WEFT_PLAN_COSTS=usual` nothing that was measured counts.
+On a topology calls take the seconds of each device's kind, exchanges those of the links between the devices. Without
+a topology, costs are, on CPUs, those that `weft measure` keeps of the machine (`weft.hardware.measured_costs`); on CUDA
+those of the catalogue, by the name of the device; else the usual figures of the device type. A topology that is named
+is planned by its own costs. With `WEFT_PLAN_COSTS=usual` nothing that was measured counts.
 """
 
 from __future__ import annotations

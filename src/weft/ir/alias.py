@@ -1,4 +1,4 @@
-"""Values that share memory, read off local nodes: one walk, by what the rule of each op says.
+"""Values that share memory, found by one walk over local nodes with the rules of their ops.
 
 An op whose rule says that it shares may return its first operand or a view of it; every other op
 makes memory of its own.

@@ -1,5 +1,5 @@
-"""The plan: actors and registers of every rank, and the communicators between them. The plan holds what will run,
-nothing else.
+"""The plan: actors and registers of every rank, and the communicators between them. The plan holds only
+what runs.
 """
 
 from __future__ import annotations

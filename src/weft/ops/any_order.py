@@ -1,7 +1,7 @@
-"""The ops that do not care in which order rows stand, by their rules.
+"""The ops that do not depend on the order of rows, found from their rules.
 
 A factor that may be split says that the op works on blocks of it one by one, and joins or adds up
-the results. If localizing needs no offset, it may as well be permuted.
+the results. If localizing needs no offset, the dimension may also be permuted.
 """
 
 from __future__ import annotations

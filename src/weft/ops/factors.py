@@ -1,4 +1,4 @@
-"""The factor notation: which dimensions of an op's operands and results are one and the same.
+"""The factor notation: which dimensions of an op's operands and results are the same.
 
 A factor names a dimension of the op's iteration space. Splitting it along a grid axis splits every
 operand and result that carries it; operands without it are Broadcast. `"m k+, k n -> m n"` reads:

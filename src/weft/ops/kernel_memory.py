@@ -1,6 +1,6 @@
 """The memory that kernels take beside their results, and that results take beside their elements.
 
-Covered is one call on one rank, by its shapes: the kernels of `weft.runtime.kernels`, and the ATen kernels of which a
+It covers one call on one rank, by its shapes: the kernels of `weft.runtime.kernels`, and the ATen kernels of which a
 dispatch mode sees more than the results. Memory that a torch kernel allocates inside stays unseen. A test runs every
 op and holds it against these numbers.
 """

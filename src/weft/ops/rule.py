@@ -1,7 +1,7 @@
 """Declarations of rules: one call of `rule` for each op, or for a list of ops that behave alike.
 
-Ops without a rule of their own run whole: right for any ATen op that is a function, whose results depend on the
-values of its operands alone, and their shapes not on values. Exceptions (random draws, writes in place, meanings that
+Ops without a rule run whole, which is right for any pure ATen op
+whose output shapes do not depend on values. Exceptions (random draws, writes in place, meanings that
 depend on strides) are here by name, because rules do not know torch; a test holds the names against its schemas.
 """
 

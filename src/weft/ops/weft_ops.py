@@ -1,4 +1,4 @@
-"""weft's own ops in one table: what planning and running must know of each beside its rule and its kernel.
+"""weft's own ops in one table: the properties of each op beside its rule and its kernel.
 
 Rules are in `weft.ops.rules`, kernels in `weft.runtime`, both under the same names; a test holds
 them against this table.

@@ -1,11 +1,11 @@
-"""Windows: what a rank reads of a tensor when kernels slide along a dimension that is split.
+"""Windows: the part of a tensor that a rank reads when kernels slide along a split dimension.
 
 A convolution or a pooling that is split along space needs, beside a rank's own rows, the border
 rows of its neighbours: the halo. So its operands are not cut into balanced shards but into windows that overlap; the
 compiler has every rank fetch its window from whoever holds it. At the outer ends the local op adds padding.
 
-Signatures with windows stand apart from `weft.ops.signatures`: who takes them must fetch the
-windows.
+Signatures with windows stand apart from `weft.ops.signatures`: code that uses them must fetch
+the windows.
 """
 
 from __future__ import annotations

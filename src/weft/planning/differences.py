@@ -1,7 +1,7 @@
-"""Differences of two strategies for a step on a machine, and what each costs or saves by itself.
+"""Differences of two strategies for a step on a machine, and the cost or saving of each.
 
-Strategies are planned one after the other, each with little of it different, so that passes keep what they made
-(`weft.compiler.context`); answers are those of plans made again, to the bit.
+Strategies that differ little are planned one after the other with cached passes (`weft.compiler.context`); the
+answers equal those of fresh plans to the bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The acts of a rank's queues in a step and their times: recorded all the time, read when somebody asks.
+"""The acts of a rank's queues in a step and their times: always recorded, read on request.
 
 A queue appends a tuple for each act to a list of its own, on its own thread. Everything else, such
 as what a queue waited for, follows from these times and the plan (`weft.program.inspect`).

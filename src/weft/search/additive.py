@@ -1,4 +1,4 @@
-"""The additive part of a plan: what calls and boxing sum to in its grid and stages, beside the least of any layouts.
+"""The additive part of a plan: the sum of calls and boxing in its grid and stages, and the least sum for any layouts.
 
 This part of a step's seconds depends on layouts alone: it leaves out overlap, bubbles and sharded storage. Its
 least is exact where tables stay small, so it says how far the layouts of the best are from any others, and gives those

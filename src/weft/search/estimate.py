@@ -1,9 +1,8 @@
-"""The estimate of candidates: a roofline, times what candidates of their kind were measured to take over theirs.
+"""The estimate of candidates: a roofline, times the measured ratio of similar candidates to their roofline.
 
-The roofline has the terms of lower bounds, and what lower bounds leave out: bubbles, and exchanges that nothing
-hides. It is corrected by each candidate that was planned, or looked at by small steps (`weft.search.evaluator`): of a
-candidate the nearest one that was measured counts. A pipeline so stands by its candidate without stages, once that
-was looked at.
+The roofline has the terms of lower bounds, and those that lower bounds leave
+out: bubbles, and exposed exchanges. The nearest candidate that was planned, or probed with small steps
+    (`weft.search.evaluator`), gives the correction; for a pipeline this can be the same candidate without stages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The least that a strategy can take, in seconds and bytes, before it is planned.
 
-Lower bounds are of what no plan of a candidate can leave out: the calls of the step, in pieces, and its update
+Lower bounds cover the work that every plan of a candidate does: the calls of the step, in pieces, and its update
 (`shared_work`); gradients and parts of sums that are added up (`Exchanges`). Queues run side by side, so the longest
 counts.
 """

@@ -1,6 +1,6 @@
-"""Planners as the search sees them: asked ahead, they answer once the search comes to a strategy.
+"""Planners as the search sees them: asked ahead, they answer when the search reaches a strategy.
 
-The result of a search does not depend on planners: they make the same answers as the search makes by itself.
+The result of a search does not depend on planners: their answers equal those of the search itself.
 """
 
 from __future__ import annotations

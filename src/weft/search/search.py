@@ -1,9 +1,9 @@
 """`weft.search`: the fastest strategy of a step on a machine, under a limit of memory, with a bound for all others.
 
-Strategies are candidates of a space (`weft.search.space`). Lower bounds say what each takes at least, estimates in
-which order they are worth a look; each that could still be the best is planned and simulated as `weft.simulate` does
-it. A lower bound at or above the best is a proof that a candidate need not be planned. Moves from the best reach what
-is no candidate (`weft.search.moves`).
+Strategies are candidates of a space (`weft.search.space`). Lower bounds say how long each
+takes at least, estimates order them; each that could still be the best is planned and simulated as `weft.simulate` does
+it. A lower bound at or above the best is a proof that a candidate need not be planned. Moves from the best reach
+strategies outside the space (`weft.search.moves`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The work of a step: seconds of its calls and updates, shared by ranks as evenly as it can be.
 
-Products count at the rate of large ones, all else at that of the whole tensor: no piece is faster than its part of the
-whole.
+Products count at the rate of large ones, all other calls at the rate of the whole tensor: no piece is faster than its
+part of the whole.
 """
 
 from __future__ import annotations

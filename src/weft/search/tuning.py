@@ -1,6 +1,6 @@
 """The numbers that steer a search, each with the case that fails without it (`tests/search/test_tuning.py`).
 
-None of them changes what a strategy takes: they say in which order strategies are tried, and how long.
+None of them changes the time of a strategy: they decide the order of strategies, and how long to search.
 """
 
 from __future__ import annotations

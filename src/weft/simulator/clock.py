@@ -1,4 +1,4 @@
-"""The virtual clock of tasks: when each begins and ends, also where what runs beside a task makes it slower.
+"""The virtual clock of tasks: when each begins and ends, with the slow-down by concurrent tasks.
 
 At one time, tasks end before others begin. Then each idle communicator begins the first of what it may, and once
 nothing more ends at this time each idle queue of a rank does. So do the machines of `weft.actors.machine`, driven with

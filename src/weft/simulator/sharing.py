@@ -1,4 +1,5 @@
-"""Communications that run at the same time share the links that they need: which ones, and how fast each is then.
+"""Communications that run at the same time share the links that they need: which links, and the speed of each
+communication.
 
 A communication that runs alone needs each of its links for a share of its seconds. While several need more of a link
 than there is, they are slower: their speeds rise together, each in proportion to what it needs, until a link is full or

@@ -1,4 +1,4 @@
-"""Tasks: the acts of some steps of all plans as one graph of what waits for what.
+"""Tasks: the acts of some steps of all plans as one dependency graph.
 
 An act of a compute or host queue is a task of that queue. A communication is one task of all its
 ranks: it begins when all of them may begin it. A task waits for the versions that it reads and the slots that it

@@ -61,7 +61,7 @@ def added(model: nn.Module, batch: Any) -> Any:
 def test_what_kernels_refuse(model: nn.Module, loss_fn: Callable[..., Any], batch: Any):
     with pytest.raises(RuntimeError):
         loss_fn(model, batch)
-    with pytest.raises(CaptureError, match=r"test_dtypes\.py:\d+: .*\n  the op .* needs .*, got "):
+    with pytest.raises(CaptureError, match=r"test_dtypes\.py:\d+: .*\n  the op .* takes .*, got "):
         capture(model, loss_fn, torch.optim.SGD(model.parameters()), batch)
 
 

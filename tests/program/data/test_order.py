@@ -55,7 +55,7 @@ def test_a_sampler_that_never_ends_is_told() -> None:
         def __iter__(self) -> Iterator[int]:
             return itertools.islice(super().__iter__(), len(self))
 
-    with pytest.raises(UserError, match="a Endless, has given 1048576 numbers and goes on"):
+    with pytest.raises(UserError, match="a Endless, has given 1048576 numbers and does not end"):
         order_of(Drawn(), Endless(), False, 0, 0)
     assert len(order_of(Drawn(), Long(), False, 0, 0)) == 2**20 + 1
 

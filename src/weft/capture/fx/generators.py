@@ -1,8 +1,8 @@
-"""Functions and generators of torch that are replaced while a step is captured, in the thread that captures it.
+"""Random functions and generators of torch, replaced during capture in the capturing thread.
 
 The step may read and restore the state of a generator, and draw from none that it has set. The draws of a plan depend
 on its seed, the number of the step and positions in tensors. A draw by a seed or state of the step's own
-(`torch.manual_seed`, `set_rng_state`, `fork_rng` around draws) would be another one there.
+(`torch.manual_seed`, `set_rng_state`, `fork_rng` around draws) would differ in a plan.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
 - `TorchDispatchMode`: sees every op below autograd.
 - `torch._C._set_mkldnn_enabled`: the same trace whatever kernels the machine has.
 
-`tests/capture/fx/test_private.py` says what each of them must do.
+`tests/capture/fx/test_private.py` tests each of these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Errors of tracing in the user's words: the line, the reason against it, and a remedy.
 
-Code that reads values, of which there are none while a step is captured, gets its remedy from one table, by the
-function of torch that was called, by the op that found no value, and by the form of the line in Python.
+Code that reads tensor values, which do not exist during capture, gets a remedy from one table,
+chosen by the torch function called, the op that lacked a value, and the form of the Python line.
 """
 
 from __future__ import annotations

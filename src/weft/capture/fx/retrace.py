@@ -1,10 +1,10 @@
-"""A trace for other shapes: a light recorder, believed where it finds the ops that `make_fx` found for the first ones.
+"""A fast trace for other shapes, accepted only if it has the same ops as the first trace by `make_fx`.
 
 `make_fx` takes most of the seconds in which a step is planned: it wraps every value, asks every op for constants it
-could fold, and copies what it notes. A step that was traced once has shown that it needs little of that. So what is
-traced again is recorded by `_Light`: the op, its operands, the result. The outcome counts only when it has the ops of
-the first trace, in their order, each reading the results of the same ones (`Skeleton`); sizes, strides and numbers are
-the new ones. Anything else, errors included, is left to `make_fx`.
+could fold, and copies what it notes. A step that was traced once has shown that it needs little of that. So `_Light`
+records a later trace: op, operands, result. Its trace is accepted only if it has the ops of the first trace in the same
+order, with the same data flow (`Skeleton`); sizes, strides and numbers may be new. Otherwise, also on an error,
+`make_fx` traces.
 """
 
 from __future__ import annotations

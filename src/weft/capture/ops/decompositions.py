@@ -1,6 +1,6 @@
-"""The ops that capture takes apart, because their results depend on counts or statistics of the whole batch.
+"""The ops that capture decomposes, because their results depend on counts or statistics of the whole batch.
 
-Ops without a sharding rule become torch's own decomposition. Everything else stays as fused as autograd leaves it.
+Ops without a sharding rule use torch's decomposition. All other ops stay fused.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Draws of half-precision dtypes are made in float32, so that one stream of number
 them. Bernoulli is `uniform < p`; normal numbers come from Box and Muller (1958), whose logarithm
 never sees 0 because uniform is < 1; other distributions from the inverse of their distribution
 function. Samples and permutations are in `weft.capture.ops.random`. An op that is given a generator
-is left as it is, and refused later: its numbers are not ours.
+stays unchanged and is refused later: weft does not draw its numbers.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The user's optimizer: the options, attributes and kernels that its copies get, and the checks that it can be copied.
+"""The options, attributes and kernels of copies of the user's optimizer, and checks that it can be copied.
 
-A rank updates its parts by copies of the user's optimizer, each with some of the parameters, for each plan. Each copy
-has containers of its own: a step may write to them.
+A rank updates its shards with copies of the user's optimizer, each with some of the parameters, for each plan. Each
+copy has its own containers, because a step may write to them.
 
-torch has three ways for most optimizers: a fused kernel, which takes nothing; ops on lists of tensors
-("foreach"), which make further tensors for all parameters at once; a loop, which makes them for one
-parameter after the other. On a CPU lists are no faster than the loop, so it is the loop there, also where
-the user asks for lists: the numbers are the same.
+torch has three implementations for most optimizers: a fused kernel, which needs no extra memory;
+"foreach", with temporaries for all parameters at once; a loop, with temporaries for one parameter at a time. On a CPU
+"foreach" is no faster than the loop and gives the same numbers, so weft uses the loop there even if the user asks for
+"foreach".
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Checks, by trials, that an update goes by nothing that copies of an optimizer lack: above all of foreign ones.
+"""Trials that an update depends on nothing that copies of an optimizer lack; mainly for optimizers outside torch.
 
-A rank updates its parts by such copies (`attributes.py`), each with some of the parameters. So an update may look at
-its own parameter, with its gradient, state and attributes, at the options of its group, and at what the user has put
-on the optimizer; not at its place among others, at random numbers, or at what steps have left in the optimizer
-itself. Trials on small tensors with values show what ops do not.
+A rank updates its shards with such copies (`attributes.py`), each with some of the parameters. So an update
+may read its parameter, gradient, state and attributes, the options of its group, and the user's attributes of the
+optimizer; it may not read its place among the parameters, random numbers, or state that steps keep in the optimizer
+itself. Trials on small tensors show dependences that the ops do not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fused optimizer ops and ops on lists inside a step that the user wrote, taken apart tensor by tensor.
+"""Fused and foreach ops in the user's step, decomposed tensor by tensor.
 
 They are element-wise, but name lists of parameters, gradients and states, each with a layout of its
 own. The formulas are those of torch's kernels (`aten/src/ATen/native/cpu/Fused*Kernel.cpp`). An

@@ -1,8 +1,7 @@
 """The update of one parameter, found by running the optimizer's own `step` on tensors without data.
 
-Hyperparameters are not looked at: they stay with the user's optimizer, so schedules need no new graph. Only four
-things are found out: which states a parameter has, which group it is in, whether the update is element-wise, and what
-memory it takes.
+Hyperparameters stay in the user's optimizer, so schedules need no new graph. Capture finds
+four things: the states of a parameter, its group, whether the update is element-wise, and the memory that it takes.
 """
 
 from __future__ import annotations

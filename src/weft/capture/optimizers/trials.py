@@ -1,7 +1,7 @@
-"""Trials of an optimizer's step, on copies of it whose parameters have small values or none.
+"""Trial runs of an optimizer's step, on copies whose parameters have small values or none.
 
-They show which ops mix elements, draw numbers and hold memory; which states an update keeps by its options; and which
-numbers of the optimizer count its steps.
+They show which ops mix elements, draw numbers and hold memory; which states an update keeps for its options; and
+which numbers in the optimizer count its steps.
 """
 
 from __future__ import annotations

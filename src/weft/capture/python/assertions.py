@@ -2,8 +2,8 @@
 
 A truth test of a tensor reads a value, which does not exist while a step is captured. If one outcome
 does nothing but raise, capture follows the other, and the graph checks in every step that it is the
-right one: `weft.required`. All other truth tests are refused, as no branch is ever guessed; so are those
-whose exception the program would catch.
+right one: `weft.required`. All other truth tests are refused, because capture never guesses a branch; so is a
+check whose exception the program would catch.
 """
 
 from __future__ import annotations

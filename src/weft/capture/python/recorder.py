@@ -1,4 +1,4 @@
-"""The places of Python that a trace reads, recorded to be compared before every step (`weft.capture.python_guards`).
+"""The Python values that a trace reads, recorded for comparison before every step (`weft.capture.python_guards`).
 
 While a step is traced, each read of an attribute is noted: of a module, of an object of the user's, of settings that a
 library's module holds, at any depth, in its own methods and properties too. Objects that the step itself makes are not

@@ -1,4 +1,4 @@
-"""Functions of torch that run otherwise while a step is captured: replaced where the user calls them, above autograd.
+"""Functions of torch that behave differently during capture: replaced where the user calls them, above autograd.
 
 Most of them read values to check or to warn, or to find shapes that do not depend on them. If torch checks a
 value, the graph checks it in every step (`weft.required`).

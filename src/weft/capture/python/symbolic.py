@@ -1,11 +1,11 @@
-"""Numbers of Python that change between steps, as a schedule sets them: inputs of the step, not a plan for each value.
+"""Python numbers that change between steps, such as those of a schedule: inputs of the step, so that a new value needs
+no new plan.
 
-While a step is captured, a `SymbolicNumber` is where the user keeps such a number. Counted with other numbers it
-is another one; added to a tensor, or multiplied by one, it is a tensor of no dimensions, which is written before every
-step. Whatever else is done with it is done with the number itself, and what came of it is compared before every
-step: where that is something else, the step is planned again.
+While a step is captured, a `SymbolicNumber` stands for such a number. Arithmetic with other numbers
+gives another `SymbolicNumber`; with a tensor it acts as a 0-dim tensor, which is written before every step. All other
+uses run on the number itself, and their result is compared before every step: if it differs, the step is planned again.
 
-The same stand for counters when a step that changes them is traced once more: it may count on, and read none.
+They also replace counters in a second trace of a step that changes them: the step may count, but not read the count.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Reads that later steps would do otherwise: values, addresses and gradients of tensors, states of optimizers.
+"""Reads whose result changes in later steps: values, addresses and gradients of tensors, states of optimizers.
 
-A tensor from outside has values while a step is captured, and later steps may find others. Whatever reads them is
-told apart from what computes with the tensor, which the graph does in every step: methods that give memory, texts or
-numbers are seen here; ops that give a number, also where torch takes a tensor for one (`x[t]`, `torch.ones(t)`), by
-the trace (`weft.capture.fx.private.trace`). Tensors of the step have no values yet, and are refused. Gradients,
-optimizer states and addresses belong to what is between two steps, and a step reads none.
+A tensor from outside has values while a step is captured, and they may differ in later steps. Reading
+them is distinguished from computing with the tensor, which the graph does in every step: methods that give memory,
+texts or numbers are seen here; ops that give a number, also where torch takes a tensor for one (`x[t]`,
+`torch.ones(t)`), by the trace (`weft.capture.fx.private.trace`). Tensors of the step have no values yet, and are
+refused. Gradients, optimizer states and addresses belong to the time between steps; a step must not read them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Numbers that a step reads from tensors and only returns, as in `{"loss": loss, "accuracy": right.mean().item()}`.
 
 While a step is captured there is no number yet. `item()`, `torch.equal` and `torch.allclose` then return an
-`UnbackedNumber`, which stands for a tensor of no dimensions, may be put into what the step returns, and raises
-whatever else is done with it. A truth test of it is that of the tensor, which may be a check
+`UnbackedNumber`, which stands for a tensor of no dimensions, may be part of the step's result,
+and raises on any other use. A truth test of it is that of the tensor, which may be a check
 (`weft.capture.python.assertions`).
 """
 

@@ -1,6 +1,6 @@
-"""Things that a trace leaves in the user's objects: tensors without data, and numbers that there will be.
+"""Tensors without data and unbacked numbers that a trace leaves in the user's objects.
 
-Whoever runs a step may put what it computes anywhere: into an `lru_cache`, a default argument, an attribute of an
+A step may store its results anywhere: in an `lru_cache`, a default argument, an attribute of an
 object with slots. `weft.capture.tracing.mutations.mutations_undone` looks at what the step names; the rest is
 found here by what is alive after the capture, taken out again, and refused unless it is a cache that each
 step makes again.

@@ -1,4 +1,4 @@
-"""BatchNorm whose batch is split: one op for deduction, several with a reduction between them when it is split.
+"""BatchNorm on a split batch: one op for deduction, then several ops with a reduction between them.
 
 Statistics are those of the whole batch, whatever the layout. Forward, ranks add up the moments of
 their parts, [2, C]; backward, the gradients of weight and bias, which the gradient of the input

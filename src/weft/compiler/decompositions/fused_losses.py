@@ -1,4 +1,4 @@
-"""A cross-entropy fused: neither log-probabilities nor a dense gradient of them are made, where classes are split.
+"""A fused cross-entropy for split classes: without log-probabilities and without their dense gradient.
 
 Before: a log-softmax of [n, classes], split by classes, that only a negative log-likelihood and the two backwards
 read. After: of the log-softmax the logarithms of the rows' sums are left; `weft.class_loss` and

@@ -1,12 +1,12 @@
-"""Log-softmax split by classes: one op for deduction, several with a reduction between them when it is split.
+"""Log-softmax split by classes: one op for deduction, then several ops with a reduction between them.
 
 log_softmax(x) = x - max x - log sum exp(x - max x): maxima and sums of the classes' shards
 are sent, never a row of x. If the classes are whole, the op stays the fused one. This is how a
 head split by classes trains (OneFlow's InsightFace: "softmax split"; Megatron-LM's vocabulary-parallel
 cross-entropy).
 
-How much all targets of a negative log-likelihood weigh is known from the batch alone: in micro-batches it is counted
-once a step, before the loop, so that no micro-batch waits for the others.
+The total weight of the targets depends on the batch alone, so with micro-batches it is computed
+once per step, before the loop, and no micro-batch waits for the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows to their experts and back, where a strategy splits experts over ranks (GShard, section 3).
+"""Send rows to their experts and back, if a strategy splits experts over ranks (GShard, section 3).
 
 Between the products of one mixture of experts, rows are worked on alone. So those calls move to
 buffers: a block of rows for the experts of each rank (`weft.dispatch` in front, `weft.combine`

@@ -1,4 +1,4 @@
-"""Rows of experts without a sort: a mixture of experts works on its rows in their old order.
+"""A mixture of experts without the sort: experts read rows in their original order.
 
 Grouped products want rows sorted by experts, so models sort the experts of all rows, move the rows, and move the
 results back. A sort takes the rows of all ranks together. `weft.expert_mm` takes rows in any order; so where rules

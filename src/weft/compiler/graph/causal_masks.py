@@ -1,4 +1,4 @@
-"""Masks of attention that are proved to be causal, as the flag of the kernel.
+"""Attention masks that are provably causal become the kernel's `is_causal` flag.
 
 A model that is captured cannot look whether its mask is the plain causal one, as it does when it runs
 alone, and keeps a tensor of (queries, keys) for each layer: at 32,768 tokens 4 GB a layer, under twice

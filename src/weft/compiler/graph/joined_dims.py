@@ -1,4 +1,4 @@
-"""Dimensions that join several parts: how far they go, and where they are cut into parts or joined from them.
+"""Dimensions that concatenate several parts: where they are joined, where cut, and the ops in between.
 
 The outputs of one matrix are cut into queries, keys and values; their gradients are joined again. In
 between, the products, biases, casts, sums and updates do not care in which order the dimension

@@ -1,4 +1,4 @@
-"""Sums of small products as one product: the gradient of a weight that a loop uses at every step.
+"""Turn a sum of small matrix products into one product: the gradient of a weight that a loop uses at every step.
 
 Before: `x1ᵀ y1 + x2ᵀ y2 + …`, with `x` of (k, m) and `y` of (k, n), as the backward of a recurrent
 cell leaves it. After: `Xᵀ Y`, with `X` the `x` stacked to (k, steps, m) and viewed as (k·steps, m),

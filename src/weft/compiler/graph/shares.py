@@ -1,14 +1,14 @@
-"""Parameters that join several matrices, stored so that a split gives each rank its rows of each of them.
+"""Parameters that concatenate several matrices, stored so that a split gives each rank its rows of every matrix.
 
-One matrix may make queries, keys and values, or a gate and what it gates. A split of its rows is no
-split of the parts that its outputs are cut into, so activations would go from rank to rank. Megatron-LM
+One matrix may make queries, keys and values, or a gate and what it gates. A plain split of its
+rows does not split each part of the output, so activations would have to be sent. Megatron-LM
 (section 3) stores such a matrix so that each rank has its rows of every part; so does this pass, in
 `Shares` with as many blocks as there are ranks along the split.
 
 Before: a graph without layouts, and hints. After: an equal graph, in which inputs say in which order they are stored.
 Calls that do not care about the order stay as they are (`joined_dims.py`); those that cut the dimension into parts,
-or join it, do so within each block. Parameters that another program has stored interleaved, and this one reads
-otherwise, are first put back in order.
+or join it, do so within each block. Parameters that another program has stored interleaved, and this program
+reads in order, are first put back in order.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ layout share one boxing.
 
 `deduce` makes the assignment: one signature per call, one SBP per input, the cheapest in total under the user's hints.
 A sum of costs of single choices (work) and of pairs of choices (boxing on an edge), minimised by variable elimination,
-not op by op. A grid of several axes is solved axis by axis, each while the others stand still, until nothing changes.
+not op by op. A grid of several axes is solved axis by axis, each with the others fixed, until nothing changes.
 """
 
 from __future__ import annotations

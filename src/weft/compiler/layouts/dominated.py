@@ -1,9 +1,8 @@
-"""Choices that can be left out of a minimisation because another choice of the same variable is never more expensive.
+"""Choices that a minimisation can skip, because another choice of the same variable is never more expensive.
 
-Dead-end elimination (Goldstein 1994): a choice goes when another costs no more whatever the
-neighbours choose. At least one best solution stays, so what is proven of the rest is proven of the
-whole; and of a training step's layouts most choices go, because work that is done on every rank is
-dear.
+Dead-end elimination (Goldstein 1994): a choice is removed if another one costs
+no more for all choices of the neighbours. At least one best solution stays, so a proof for the remaining choices holds
+for all. Most choices of a training step are removed, because replicated work is expensive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Thin splits: of a dimension with fewer elements than ranks, so that some ranks hold nothing of it.
+"""Splits of a dimension with fewer elements than ranks, so that some ranks have empty shards.
 
 Deduction does not choose them by itself. If the user asks for one (a batch of 3 on 4 ranks), it
 may go on along the ops that carry the dimension: what reads or makes a value that is split thinly

@@ -4,15 +4,15 @@ By bytes alone a strategy would lose its meaning. At small batches, data paralle
 slicing the replicated weights at no cost and gathering activations; at large ones, weights that the
 user split for tensor parallelism would be gathered wherever they are used. So a layout that the
 user fixed holds where a parameter is used, through views and casts, wherever the op has a form for
-it; and where the user left it free, deduction charges what departs from whole parameters.
+it; and where the user left it free, deduction charges a cost for layouts other than whole parameters.
 
 Parameters that are stored in shards are deduced as if they were not, then stored so.
 
 If a parameter is sharded along an axis, it is whole where it is used (`weft.compiler.training.shards`).
 So deduction runs twice: first as if the parameters were whole, with hints that say so; everything
 then keeps its layout along that axis, but for the parameters, what is made of them before they are
-whole, and the gradients on their way to the updates. The plan is thereby that of whole parameters
-with their storage changed: no price of theirs can move an activation.
+whole, and the gradients on their way to the updates. So the plan is that of whole parameters
+with their storage changed: costs of the storage do not change the layout of an activation.
 """
 
 from __future__ import annotations

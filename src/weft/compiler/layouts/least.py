@@ -1,8 +1,8 @@
-"""The distance of a stage's layouts from those whose calls and boxing sum to the least.
+"""The distance of a stage's layouts from the cheapest: the least sum of calls and boxing.
 
-Deduction solves one axis of a grid after the other, and keeps what a strategy says. Here all axes are solved at once
-and nothing is said, with elimination as there (`layouts/solver.py`): what comes out is a bound for all layouts, and,
-where tables stay small, the layouts that meet it.
+Deduction solves one axis of a grid after the other, and keeps what a strategy says. Here all axes are solved at
+once without hints, by the same elimination (`layouts/solver.py`): the result is a bound for all layouts, and, if tables
+stay small, the layouts that reach the bound.
 """
 
 from __future__ import annotations

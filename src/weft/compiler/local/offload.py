@@ -1,8 +1,8 @@
-"""Offload: what chosen modules keep for the backward waits in host memory.
+"""Offload: activations that chosen modules keep for the backward stay in host memory.
 
 Before: backward calls read what forward calls have made. After: each such value is copied by
 `weft.offload` when it is made; right before the first backward call that reads it stands a
-`weft.load`, which waits for the gradient that this call reads. In between the device is free of it.
+`weft.load`, which waits for the gradient that this call reads. In between the value takes no device memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The acts that others wait for, so that a run in whatever order takes no more memory than the plan says.
+"""Order constraints between acts, so that a run in any order takes no more memory than the plan says.
 
 Threads begin an act when they can, not when the plan's clock says so: a gather may come early, an exchange may end
 late, and what they hold then adds up. So every act gets a window around its place in the plan's order, as wide as the

@@ -1,6 +1,6 @@
 """The values of a rank that may be laid out otherwise in memory than in the order of their elements.
 
-Whoever sends such a value copies it first. Views are out of order where they turn dimensions around, repeat them,
+Sending such a value needs a copy first. Views are out of order where they turn dimensions around, repeat them,
 or leave parts of inner ones out; most kernels turn dimensions of results as those of their operands. Which those are,
 only torch knows: here it is every op of which an operand has the shape of the result.
 """

@@ -1,8 +1,8 @@
-"""The memory that one rank holds when it holds most, by kind, read off its plan: no run is needed.
+"""The peak memory of one rank by kind, computed from its plan without a run.
 
 The acts of a step are walked in the order of time. A version of a register takes memory from the
 act that makes it until its last reader is done; what an act takes for itself is in
-`act.py`. Views share the memory of what they look at.
+`act.py`. Views share the memory of their base.
 """
 
 from __future__ import annotations

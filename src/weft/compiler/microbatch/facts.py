@@ -1,4 +1,4 @@
-"""The facts of a graph that the split in time needs before it walks it: origins of values.
+"""The facts of a graph that the split into micro-batches needs: the origins of values.
 
 Entries of the batch are cut into micro-batches: a user's dimension d is dimension d + 1 of the input.
 """

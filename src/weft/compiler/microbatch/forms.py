@@ -1,6 +1,6 @@
-"""The forms of a value along time, and the calls that run on them once for each micro-batch.
+"""The forms of a value along the micro-batch axis, and the calls that run on them once per micro-batch.
 
-A value is split, partial or broadcast along time, as over ranks, or each micro-batch's own.
+A value is split, partial or broadcast along time, as over ranks, or different for each micro-batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flattened tokens in the order of time, so that a sequence that is split stays split.
+"""Flatten tokens with the sequence dimension first, so that a split sequence stays split.
 
 Linear layers and losses flatten [n, time, …] to [n·time, …]. A split along time is none of the rows
 of the result, unless n is 1: every product would gather its rows. So where the user splits time,

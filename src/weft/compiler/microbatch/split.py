@@ -1,4 +1,4 @@
-"""Cut the batch in time: the same training step, computed in micro-batches.
+"""Cut the batch into micro-batches: the same training step, one micro-batch at a time.
 
 Before: the whole-batch graph, without layouts. After: entries of the batch are (micro-batches, part,
 ...), calls on one micro-batch run once for each (the loop), all others once a step. Time is one more

@@ -1,7 +1,7 @@
 """The kernels that the calls of a rank run as: one list of patterns for each kind of device.
 
-The last pass over a plan, on the rank that runs it: what pays depends on its device, on a CPU on its
-instructions. Before: ops as the rules know them. After: those that have the fastest kernels there.
+The last pass over a plan, on the rank that runs it: the best kernels depend on its device, on a CPU on its
+instruction set. Before: ops as the rules know them. After: those that have the fastest kernels there.
 Shapes, registers and actors stay, and so do estimates of time and memory, which are made before.
 """
 

@@ -1,4 +1,4 @@
-"""The actors of all ranks as one graph, and the proof that no plan waits for itself.
+"""The actors of all ranks as one graph, and the proof that the plan has no deadlock.
 
 A communication is one node of the graph, on all its ranks.
 """

@@ -1,9 +1,8 @@
-"""The named schedules as what they are here: priorities of phases, and how many micro-batches a stage has in flight.
+"""The named schedules, expressed as priorities of phases and numbers of micro-batches in flight per stage.
 
 GPipe (Huang et al. 2019), 1F1B (PipeDream, Narayanan et al. 2019), interleaved 1F1B (Megatron-LM,
-Narayanan et al. 2021, section 2.2), zero bubble (Qi et al. 2024, schedule ZB-H1). No list of acts
-stands anywhere: actors act when they may, those of high priority first, and registers with few
-copies hold them back.
+Narayanan et al. 2021, section 2.2), zero bubble (Qi et al. 2024, schedule ZB-H1). There is no
+list of acts: actors act when they can, those of high priority first, and registers with few copies hold them back.
 """
 
 from __future__ import annotations

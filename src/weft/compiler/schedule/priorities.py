@@ -1,4 +1,4 @@
-"""The order in which actors of a rank go: priorities of phases, and gathers before the reductions of another block.
+"""The order of a rank's actors: priorities of phases, and gathers before the reductions of another block.
 
 Parameters that are gathered for each use (ZeRO 3) are prefetched: a few ahead, no more, by control registers. A gather
 needs nothing but a shard that is always there, so it could run at any time, and what it makes would be there until it

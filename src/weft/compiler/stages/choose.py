@@ -1,7 +1,7 @@
 """Choose the stage of each forward call of a pipeline, and the homes of variables.
 
 A forward call goes where a pattern of the strategy puts its module, else where `weft.stage` in the code puts it,
-else, for `stages=n` without either, where the even split puts it; what nothing puts anywhere follows its
+else, for `stages=n` without either, where the even split puts it; any other call follows its
 operands, into the last of their stages.
 
 Before: a captured graph whose calls are all in stage 0. After: the same graph with stages in its phases, where a

@@ -1,4 +1,4 @@
-"""Cut a graph by stage: one graph for each, with what comes from other stages as free inputs.
+"""Cut a graph by stage: one graph per stage, with values from other stages as free inputs.
 
 Before: a graph whose calls have stages. After: one graph for each stage that has nodes. A value
 `x` that another stage makes is called `x.at1` in stage 1, an input that nothing but its producer's

@@ -1,8 +1,8 @@
 """Lay out a graph stage by stage: layouts, boxing within each stage, and the stages joined again (`cut.py`).
 
-Each stage is deduced on its own placement, in order. A value that comes from an earlier stage is wanted as it lies
-there, along the axes that have as many ranks in both; one from a later stage, such as a gradient, as it is
-cheapest to use.
+Each stage is deduced on its own placement, in order. A value that comes from an earlier stage keeps its layout along
+the axes that have as many ranks in both; a value from a later stage, such as a gradient, gets the cheapest layout to
+use.
 """
 
 from __future__ import annotations

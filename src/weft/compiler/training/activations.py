@@ -1,4 +1,4 @@
-"""Layouts of activations: a hint on what modules return, where the strategy names them.
+"""Layouts of activations: hints on the outputs of modules that the strategy names.
 
 Values that are only added up get the layout of their sum: attention and MLP side by side, each split by its inputs,
 make parts of one sum, which is reduced once.

@@ -1,4 +1,4 @@
-"""In which dtype the gradients of a step are added up, over its micro-batches and over ranks.
+"""The dtype in which gradients are summed, over micro-batches and over ranks.
 
 Before: the whole-batch graph, in which an optimizer reads a gradient. After: a gradient of half
 precision goes through float32 on its way there, and with it the place where the split in time adds

@@ -1,4 +1,4 @@
-"""Recompute: the backward makes parts of the forward again instead of keeping their results.
+"""Recompute: the backward computes parts of the forward again instead of keeping their results.
 
 Before: backward calls read what forward calls of a region made. After: they read copies of these calls, which stand
 right before their first reader. A region is a module that the user names, with all below it, or a set of ops. Inputs

@@ -1,7 +1,7 @@
-"""The rules of what is legal, level by level: one table for each, checked after every pass that made something new.
+"""The rules for legal IR, one table per level, checked after every pass that changed something.
 
 The rules themselves are in `graphs.py`, `local_programs.py` and `plans.py`. Two more
-checks need what is above: `weft.compiler.signatures` asks the rules of ops about layouts, and
+checks need higher packages: `weft.compiler.signatures` asks the rules of ops about layouts, and
 `verify_communicators` all ranks' communicators about a plan.
 """
 

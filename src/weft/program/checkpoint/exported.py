@@ -1,7 +1,8 @@
-"""Checkpoints and the files of other programs: sharded safetensors of Hugging Face, torch.distributed.checkpoint's own.
+"""Conversion between checkpoints and files of other programs: sharded safetensors of Hugging Face,
+torch.distributed.checkpoint.
 
-The metadata of `torch.distributed.checkpoint`'s default format is a pickle, which may call anything. Here it may name
-what such metadata is made of, and nothing else; tensors are loaded with `weights_only=True`, as torch does it.
+The metadata of `torch.distributed.checkpoint`'s default format is a pickle, which may call anything. Here the pickle
+may name only the classes of such metadata; tensors are loaded with `weights_only=True`, as torch does it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Save a program: every process writes its ranks' pieces, and the first puts the checkpoint in its place.
 
-At once, or by a thread beside the next steps.
+It saves at once, or in a thread while the next steps run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The part of a checkpoint that is no tensor: values of Python as JSON, options of parameter groups, steps, seed.
+"""The part of a checkpoint without tensors: Python values as JSON, options of parameter groups, steps, seed.
 
-Values come back as they were; nothing of them is ever executed.
+Values are restored exactly; none of them is ever executed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches on their way to steps, by the actors of a plan: a thread for each queue but that of the step.
+"""Batches loaded ahead of the steps by the actors of a plan: one thread for each queue but that of the step.
 
     load    on "load"     takes the next batch of the loader's workers
     copy    on "copies"   cuts it to the parts of the ranks of this process, on their devices

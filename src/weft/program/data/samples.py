@@ -1,4 +1,4 @@
-"""Samples as workers load them: each draws by its own number, and errors name it; the workers end with it.
+"""Samples loaded by workers: random numbers depend on the sample's number, and errors name the sample.
 
 Where each process loads its rows of a batch, no batch shows that the rows are of another order of the dataset than
 those of the others. So all load a few samples alike, and compare their checksums; of an iterable dataset, all of it.

@@ -1,4 +1,4 @@
-"""Values of a live model as plans want them: cut, laid, and whole again.
+"""Conversion of a live model's values to the layouts of plans, and back to whole tensors.
 
 `swap` gives a tensor object another content, so that all who hold the object see it. Private API:
 `torch._C._swap_tensor_impl`, `Tensor._use_count`. `torch.utils.swap_tensors` does the same, but refuses tensors that

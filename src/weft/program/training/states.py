@@ -1,4 +1,4 @@
-"""The states of parameters: what optimizers keep, in the user's and on the ranks the same memory; FP32 main
+"""The states of parameters: the user's optimizer and the ranks share their memory; FP32 main
 parameters.
 """
 

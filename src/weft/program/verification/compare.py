@@ -1,4 +1,4 @@
-"""Results of the plan and of a plain step compared, and the findings as text.
+"""Comparison of the plan's results with a plain step, and its report as text.
 
 How much rounding moves a result is measured: the plain step runs once more with every parameter
 moved by one rounding, up or down at random. A gradient that is zero but for rounding moves as far as

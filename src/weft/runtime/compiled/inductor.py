@@ -1,7 +1,7 @@
 """Torch's Inductor, the compiler of fused loops: one function over ATen ops in, one fast function out.
 
 All of torch's private interfaces of Inductor that weft needs are here; `tests/runtime/compiled/test_inductor.py`
-says what is asked of them. They are imported when first needed, since that takes seconds.
+tests them. They are imported when first needed, since that takes seconds.
 """
 
 from __future__ import annotations

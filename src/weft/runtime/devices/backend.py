@@ -1,4 +1,4 @@
-"""Backends as data: all that the runtime has to know of a device type, a row of a table for each.
+"""Backends as data: the runtime's facts about each device type, one table row per type.
 
 Facts that plans need of a device type are in `weft.hardware.costs`. Which kernel of torch suits a device is
 decided where kernels are chosen.

@@ -1,9 +1,9 @@
-"""Segments that are put on the device as one: captured in a step, replayed from then on.
+"""Segments as CUDA graphs: captured in a step, replayed from then on.
 
-A CUDA graph runs the same kernels on the same addresses again. The inputs of a graph must therefore be where they
-lay at capture: variables and results of other graphs do; all other inputs are first copied to a static buffer. The
-results of a graph are at one address in every step. Each micro-batch has a graph of its own, so a version of a
-register is never overwritten by the next one.
+A CUDA graph runs the same kernels on the same addresses again. The inputs of a graph must therefore have the
+addresses of the capture: variables and results of other graphs do; all other inputs are first copied to a static
+buffer. The results of a graph are at one address in every step. Each micro-batch has a graph of its own, so a version
+of a register is never overwritten by the next one.
 
 All graphs of a rank share a pool of memory. They are replayed in the order in which they were
 captured, and on one stream, so what one has freed may serve the later ones; what anything else

@@ -1,11 +1,11 @@
-"""The calls that all ranks must make alike (`compile`, `step`, …), and how ranks that made others find out.
+"""The calls that all ranks must make alike (`compile`, `step`, …), and how ranks detect a different sequence of calls.
 
 Every process keeps the sequence of its calls as a chain of checksums. A rank that waits long posts the
 end of its chain, and compares it with what others posted: where the chains part, two ranks make
 different calls, and neither will come to the other.
 
-Collectives of eager code are no links of the chain. How many were begun among which ranks is posted beside
-it, and in which one a rank waits: one that another rank was to come to before it made a later call.
+Collectives of eager code are not in the chain. Beside it each
+rank posts how many it began with which ranks, and in which collective it waits.
 """
 
 from __future__ import annotations

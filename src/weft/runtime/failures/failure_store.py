@@ -1,4 +1,4 @@
-"""The failure store by which failures and long waits are sent between processes: entries in the job's store.
+"""The failure store: processes exchange failures and long waits as entries in the job's store.
 
 The first error is kept; the ranks that it wakes name it.
 """

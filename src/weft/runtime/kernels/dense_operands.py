@@ -1,10 +1,11 @@
-"""ATen ops that torch does not run well on a rank's tensors: operands laid as kernels expect; no input channels.
+"""ATen ops that torch does not run well on a rank's tensors: operands in the strides that kernels expect; convolutions
+without input channels.
 
-Some kernels read an operand by its pointer, or refuse it, where it is in memory in another way. In
-PyTorch nobody meets that, since autograd lays operands before it calls the kernel. A captured step has
+Some kernels read an operand by its pointer, or refuse it, if it has other strides. PyTorch users
+never see this, since autograd copies operands before it calls the kernel. A captured step has
 these copies only where they did something on whole tensors; on a rank a value may be laid out otherwise, as boxing
-makes tensors contiguous, and element-wise ops lay results as their operands lie. Nothing is copied that
-lies well already. `python -m tools.opinfo` runs the calls of every op on operands that are in other ways, and so
+makes tensors contiguous, and element-wise ops keep the strides of their operands. Operands with the right
+strides are not copied. `python -m tools.opinfo` runs the calls of every op on operands that are in other ways, and so
 finds the kernels that belong here.
 
 For convolutions without input channels torch returns wrong shapes and no gradient of the bias. A rank has none where

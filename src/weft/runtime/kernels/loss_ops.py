@@ -1,11 +1,11 @@
 """Kernels of losses: cross-entropy whole and on shards of the classes, and CTC.
 
-On a CPU, a few rows are worked on at a time, or a few columns where these are in memory, so that what
-is in between stays in the cache.
+On a CPU, the kernels process a few rows at a time, or a few columns of a column-major tensor,
+so that temporaries stay in the cache.
 
 With few rows and many classes, the time goes into the gradient's product that makes the weight's. It is
-oneDNN's, and takes a third less, where the gradient is laid out by columns. So the scores do too
-(`weft.class_scores`): the gradient is laid out as they do, and nothing is turned around.
+oneDNN's, and takes a third less, where the gradient is laid out by columns. So the scores are
+column-major too (`weft.class_scores`): the gradient has the same strides, and nothing is transposed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Convolutions and poolings on windows (`weft.ops.windows`): a rank's own rows of what the whole op gives.
+"""Convolutions and poolings on windows (`weft.ops.windows`): a rank's rows of the result of the whole op.
 
 Each op takes the arguments of the ATen op that it stands for, with windows in place of tensors that are cut, and then
 the frames of the last dimensions. Windows are padded here at the outer ends of the whole tensor.

@@ -1,4 +1,5 @@
-"""The heap of a process on a CPU: what a step frees stays for the next step, and what stays is in one place.
+"""The heap of a process on a CPU: memory that a step frees is kept for the next step, and long-lived tensors are
+together.
 
 By default glibc takes large tensors from the system one by one and gives them back when they are
 freed, and each thread has an arena of its own: a step then touches thousands of fresh pages, which
@@ -7,8 +8,8 @@ used most costs nothing: the peak is the same.
 
 An optimizer makes its states in its first step, while gradients and activations are alive. They get memory between
 these, stay there, and cut what is given back into holes: glibc finds room for the large tensors of later steps in few
-of them, and takes fresh memory instead. So what was made to stay moves to one place before the next step. A tensor that
-moves is the same object with the same storage; only the memory of the storage is another one.
+of them, and takes fresh memory instead. So the states are moved together before the next step. A tensor that
+moves is the same object with the same storage; only the storage's memory changes.
 """
 
 from __future__ import annotations

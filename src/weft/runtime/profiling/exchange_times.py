@@ -1,4 +1,4 @@
-"""Seconds of exchanges of several sizes between ranks, without the wait for ranks that come late; and beside calls.
+"""Seconds of exchanges of several sizes between ranks, without the wait for late ranks; also while calls run.
 
 Ranks meet before each exchange; what it took is from the last arrival to the last end, as each rank sees its own part:
 the largest over the ranks of one try, the median over tries.

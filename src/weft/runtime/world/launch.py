@@ -1,6 +1,6 @@
 """Start one process for each rank of this node, watch them, and end them all when one fails.
 
-Nothing listens anywhere for this: ranks of one node meet in a file (`weft.runtime.world.rendezvous`). The end of
+No port is opened for this: ranks of one node meet in a file (`weft.runtime.world.rendezvous`). The end of
 each process is seen when it happens, so that the first is known. This module needs no torch.
 """
 

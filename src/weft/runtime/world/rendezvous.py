@@ -1,4 +1,4 @@
-"""The ranks of a job come together: where they meet, and who has ended before it came.
+"""The rendezvous of a job's ranks: where they meet, and which rank ended before it came.
 
 They meet in a file in a folder that nobody else can reach, or in the store of several nodes: torch's own store listens
 on all interfaces of the host and believes whoever connects.

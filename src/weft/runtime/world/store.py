@@ -1,4 +1,5 @@
-"""The store of a job of several nodes: names with values, as torch has stores, for who knows the secret of the run.
+"""The store of a job of several nodes: names with values, like torch's stores, for processes that know the secret of
+the run.
 
 A launcher listens at one address. Both ends of a connection prove that they know the secret, and every message carries
 a proof of its own: messages can be read on the way, but not made, changed, repeated or left out, as the key of their

@@ -1,8 +1,9 @@
-"""The local search: descent of the best, chains from several starts, and the proof that no move improves what is left.
+"""The local search: descent from the best, Markov chains from several starts, and the proof that no move improves the
+result.
 
 A chain moves as Metropolis does (Jia, Zaharia and Aiken, arXiv 1807.05358, section 5), at a temperature that is a part
-of the best step. The number that decides is drawn first: it says how long a step may take to be kept, so that a
-move whose bound is above that is not simulated.
+of the best step. The random number is drawn first: it gives the longest step that is accepted, so that a
+move with a larger bound is not simulated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Moves of places: a part of the model gets ranks of its own, or a stage becomes two.
+"""Moves of placements: a part of the model gets its own ranks, or a stage is split in two.
 
-Each has a worth: bytes that gradients need not be sent, less those that results do are sent then, less the bytes that
-could be sent while ranks work or wait alone. Moves of the most worth come first.
+Moves with the largest gain come first. The gain is the saved bytes of gradients, less the new bytes
+of activations, less the bytes that could be sent while ranks work or wait alone.
 """
 
 from __future__ import annotations

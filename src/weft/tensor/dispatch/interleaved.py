@@ -1,4 +1,4 @@
-"""Tensors that stand for others, and hand on what is written to them: copied views, and ordered copies of shares.
+"""Stand-in tensors that forward writes to the original: copied views, and ordered copies of shares.
 
 Variables of programs may be stored in shares. Every op gets stand-ins for them in the same layout, in the order that
 users know; writes to a stand-in, or to a view of it, go to the tensor that it stands for.

@@ -1,4 +1,4 @@
-"""The arguments of an op: its operands on one placement, the key to remember decisions by, whole copies.
+"""The arguments of an op: its operands on one placement, the cache key of decisions, whole copies.
 
 All operands are on one placement; plain tensors among them are the same on all ranks.
 

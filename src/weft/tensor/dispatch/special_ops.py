@@ -1,4 +1,4 @@
-"""Ops that run differently from by their rule: taken apart as the compiled path does, or written in place.
+"""Ops that do not run by their rule: decomposed as in the compiled path, or written in place.
 
 Kernels below dispatch get no lazy conjugates and negatives: torch calls `__torch_dispatch__` with all
 dispatch keys above Python's excluded, those that resolve lazy conjugates and negatives among them. A kernel

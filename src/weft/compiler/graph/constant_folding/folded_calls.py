@@ -1,6 +1,6 @@
 """The values that calls of a graph make without any input: each call as a function of known values.
 
-Whatever an op or an argument is not listed for is unknown, and so is all that is made of it.
+Results of ops or arguments that are not listed are unknown, and so is everything computed from them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensors that a graph alone determines, without their elements: vectors and bands.
+"""Symbolic forms of tensors that a graph alone determines: vectors and bands.
 
 Two forms are enough for the masks of attention, and neither holds a tensor of (queries, keys):
 

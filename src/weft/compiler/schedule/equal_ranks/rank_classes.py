@@ -4,9 +4,9 @@ Two ranks are alike when they run the same nodes on the same local shapes, and m
 Equal ranks may differ in where a shard begins, in the partner of a piece, and in the communicator: none of these says
 how long an act takes, what it holds or what it waits for.
 
-A class is found as colours are refined (the coarsest equitable partition): ranks have one colour
+Classes are found by colour refinement (the coarsest equitable partition): ranks have one colour
 when they run alike (`rank_features.py`); communicators when as many ranks of each colour use them in
-the same places; ranks lose a common colour when their communicators in some place have not one.
+the same places; ranks get different colours when their communicators in some place differ in colour.
 Then, with the first rank of each class in its place (`docs/decisions/schedules.md` has the proof):
 
 - a simulation of all ranks takes every act of a rank at the time at which its representative takes

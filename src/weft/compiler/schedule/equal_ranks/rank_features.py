@@ -1,7 +1,7 @@
-"""Features that part ranks which do not run alike: shapes, calls, windows and steps of boxing.
+"""Features by which ranks differ: shapes, calls, windows and steps of boxing.
 
-A feature is found for the places of a grid, not for ranks, and once for all grids that are alike, such as those of
-the stages of a pipeline. Places of a grid that hold equally much run alike, so only one of these is looked at.
+A feature is computed for the places of a grid, not for ranks, and once for equal grids,
+such as those of pipeline stages. Places with equal shards run alike, so one of them is enough.
 """
 
 from __future__ import annotations
