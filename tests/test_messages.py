@@ -19,7 +19,8 @@ FOR_USERS = {
 REMEDY = re.compile(
     r"\b(expected|takes?|use|gives?|must|call|compile|pass|name|bring|make|keep|leave|write|load|close|declare|box|let|"
     r"do that|register\w*|return|start|put|add|draw|cut|wrap|rename|change|reduce|pad|copy|compute|redistribute|"
-    r"broadcast|goes? with|does without|would do|is one of|an SBP is|is split or broadcast|is a full grid|needs?|may read|can hold|remove|repair|reads like|"
+    r"broadcast|goes? with|does without|would do|is one of|an SBP is|is split or broadcast|is a full grid|reads like|"
+    r"needs?|may read|can hold|remove|repair|"
     r"delete|run|capture|there are|which has|is a whole number|is true or false|a tile is|are numbered|need at least|"
     r"names two|is at named|whole groups of|on devices of one type|weft plans|the most that)\b",
     re.IGNORECASE,
