@@ -196,6 +196,11 @@ class ProgramPart:
         """True until `close`."""
         return self._core.is_open
 
+    @property
+    def steps(self) -> int:
+        """The number of steps that were made, those before a checkpoint that was loaded included."""
+        return self._core.steps
+
 
 def _close_all(variants: Variants, training: Training) -> None:
     try:

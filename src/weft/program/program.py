@@ -57,11 +57,6 @@ class Program(ProgramSteps, ProgramSaving, ProgramInspection):
         return self._core.setting.strategy
 
     @property
-    def steps(self) -> int:
-        """The number of steps that were made, those before a checkpoint that was loaded included."""
-        return self._core.steps
-
-    @property
     def placement(self) -> Placement:
         """All its ranks."""
         return self._core.setting.placement

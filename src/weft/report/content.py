@@ -15,10 +15,9 @@ from typing import Any, TypeAlias, final
 from weft.atomic_files import write_making_folder
 from weft.compiler.pipeline import Compiled
 from weft.errors import wrong
-from weft.report.memory_rows import memory_rows
 from weft.report.modules import model_rows
 from weft.report.sent_matrix import sent_bytes
-from weft.report.timelines import from_work, step_rows
+from weft.report.timelines import from_work, memory_rows, step_rows
 from weft.search.result import SearchResult
 from weft.simulator.simulation import Simulation
 from weft.strategy.strategy import Strategy

@@ -191,19 +191,14 @@ def _trace(rank: int, events: Events) -> RankTrace:
             queues[int(each["tid"])][0],
             str(each["name"]),
             _KINDS[each["cat"]],
-            _nanoseconds(each["ts"]),
-            _nanoseconds(each["ts"]) + _nanoseconds(each["dur"]),
+            *_span(each),
             dict(each["args"]),
         )
         for each in events
         if each["ph"] == "X" and each["cat"] != DATA
     ]
     waits = [
-        StepSpan(
-            int(each["args"]["step"]),
-            _nanoseconds(each["ts"]),
-            _nanoseconds(each["ts"]) + _nanoseconds(each["dur"]),
-        )
+        StepSpan(int(each["args"]["step"]), *_span(each))
         for each in events
         if each["ph"] == "X" and each["cat"] == DATA
     ]
@@ -226,6 +221,11 @@ def _steps(events: Events) -> Iterable[StepSpan]:
             begins[int(told[1])] = _nanoseconds(each["ts"])
         elif told is not None:
             yield StepSpan(int(told[1]), begins[int(told[1])], _nanoseconds(each["ts"]))
+
+
+def _span(event: Mapping[str, Any]) -> tuple[int, int]:
+    begin = _nanoseconds(event["ts"])
+    return begin, begin + _nanoseconds(event["dur"])
 
 
 def _nanoseconds(microseconds: float) -> int:

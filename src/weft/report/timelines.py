@@ -1,17 +1,25 @@
-"""The steps of timelines, in tenths of a microsecond; their time by cause, and its shares."""
+"""Timelines of a report: steps and their time by cause; the memory of ranks by kind, and what is alive at the peak."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias, final
 
 import numpy as np
 
-from weft.ir.plan import COMPUTE
-from weft.traces.events import stars
-from weft.traces.rows import RankTrace, Slice, parts_of
+from weft.compiler.memory.order import moments_of
+from weft.compiler.memory.walk import MemoryWalk, Peak
+from weft.compiler.pipeline import Compiled
+from weft.ir.alias import KINDS
+from weft.ir.logical import Location
+from weft.ir.plan import COMPUTE, RankPlan
+from weft.simulator.clock import Timed
+from weft.traces.events import lines_of, near, stars
+from weft.traces.rows import RankTrace, Slice, StepSpan, parts_of
+from weft.units import Seconds
 
 # Nanoseconds of a unit.
 UNIT = 100
@@ -166,3 +174,184 @@ def _steps(traces: Sequence[RankTrace], begin: int) -> list[list[int]]:
         [number, (first - begin) // UNIT, (last - begin) // UNIT]
         for number, (first, last) in sorted(spans.items())
     ]
+
+
+# Ranks whose memory is shown by kind, those of all groups and steps together.
+_WALKS = 24
+# Points of a curve.
+_POINTS = 1_200
+# Points of all curves together, and of each at least.
+_ALL_POINTS = 120_000
+_FEW_POINTS = 32
+# Values that are named at the peak.
+_NAMED = 40
+_NAMES = tuple(dict.fromkeys(KINDS.values()))
+# Times, bytes by kind after each moment, and the walk that found them.
+_Walked: TypeAlias = "tuple[list[int], list[Counter[str]], MemoryWalk]"
+
+
+def memory_rows(
+    compiled: Compiled | None, groups: Mapping[str, Sequence[RankTrace]]
+) -> list[dict[str, Any]]:
+    """A row for each rank and step: times, bytes by kind then, and the peak, as JSON has them.
+
+    By kind where the plan of a rank is available, of few ranks and of the last steps; else all kinds together, where a
+    trace says so. If there are very many steps, only the last ones have rows.
+    """
+    found: list[dict[str, Any]] = []
+    ranks = max(sum(map(len, groups.values())), 1)
+    most = max(_ALL_POINTS // _FEW_POINTS // ranks, 1)
+    steps = sum(min(len(each.steps), most) for traces in groups.values() for each in traces)
+    points = max(min(_POINTS, _ALL_POINTS // max(steps, 1)), _FEW_POINTS)
+    walker = _Walker(compiled) if compiled is not None else None
+    for group, traces in groups.items():
+        begin = min((step.begin for each in traces for step in each.steps), default=0)
+        for trace in traces:
+            for step, first, _ in trace.steps[-most:]:
+                last = step == trace.steps[-1].number
+                row = walker.row(trace, step, points) if walker is not None and last else None
+                row = row or _levels(trace, step, points)
+                if row is not None:
+                    start = (first - begin) // UNIT
+                    found.append(
+                        {"group": group, "rank": trace.rank, "step": step, "from": start, **row}
+                    )
+    return found
+
+
+@final
+class _Walker:
+    """Walks the acts of traces through the plans that they are of."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        schedule = compiled.schedule
+        self._plans = {plan.rank: plan for plan in (*schedule.plans, *compiled.plan.ranks)}
+        self._classes, self._lines = schedule.classes, lines_of(compiled.graph)
+        self._values = compiled.graph.values
+        self._left = _WALKS
+
+    def row(self, trace: RankTrace, step: int, points: int) -> dict[str, Any] | None:
+        """The memory in a step of a trace; None if no plan is available, or enough ranks were looked at."""
+        span = next(span for span in trace.steps if span.number == step)
+        acts = [
+            Timed(
+                int(each.details["actor"]),
+                int(each.details.get("micro-batch", 0)),
+                Seconds((each.begin - span.begin) / 1e9),
+                Seconds((each.end - span.begin) / 1e9),
+            )
+            for each in trace.slices
+            if each.kind != "wait" and each.details.get("step") == step
+        ]
+        found = self._found(trace, span, acts) if acts and self._left else None
+        if found is None:
+            return None
+        plan, (times, levels, walk) = found
+        peak = walk.peak()
+        place = max(range(len(levels)), key=lambda each: sum(levels[each].values()), default=0)
+        kinds = [kind for kind in _NAMES if any(level[kind] > 0 for level in levels)]
+        kept = _thinned([sum(level.values()) for level in levels], points)
+        return {
+            "kinds": kinds,
+            "times": [times[each] for each in kept],
+            "levels": [[max(levels[each][kind], 0) for each in kept] for kind in kinds],
+            "peak": {"at": times[place], **self._peak(peak, plan)},
+        }
+
+    def _found(
+        self, trace: RankTrace, span: StepSpan, acts: Sequence[Timed]
+    ) -> tuple[RankPlan, _Walked] | None:
+        """The plan of a rank and its walk.
+
+        Where it is not available, as of a rank of another process, that of a rank with as many bytes at each moment.
+        """
+        own = self._plans.get(trace.rank) or self._plans.get(self._classes.get(trace.rank, -1))
+        told = [each.bytes for each in trace.levels if span.begin <= each.time <= span.end]
+        for plan in self._plans.values() if own is None else (own,):
+            if self._left and _fits(plan, acts):
+                self._left -= 1
+                walked = _walked(plan, acts)
+                if own is not None or told == [sum(level.values()) for level in walked[1][1:]]:
+                    return plan, walked
+        return None
+
+    def _peak(self, peak: Peak, plan: RankPlan) -> dict[str, Any]:
+        rows = []
+        for each in peak.held[:_NAMED]:
+            where = near(_line(each.register, self._lines))
+            shape = self._shape(each.register, plan)
+            rows.append([each.register, shape, each.versions, each.bytes, where])
+        rest = peak.held[_NAMED:]
+        if rest:
+            rows.append([f"{len(rest)} more", "", len(rest), sum(each.bytes for each in rest), ""])
+        return {"bytes": peak.memory.peak, "held": rows}
+
+    def _shape(self, name: str, plan: RankPlan) -> str:
+        """Dtype and shape of a value on a rank, also of one that no register holds; "" if that is not known."""
+        register, value = plan.register_of.get(name), self._values.get(name)
+        if register is not None:
+            return f"{register.value.dtype}{list(register.value.shape)}"
+        if value is None or value.layout is None:
+            return ""
+        if plan.rank not in value.layout.placement.coordinates:
+            return ""
+        return f"{value.dtype}{list(value.layout.local_shape(value.shape, plan.rank))}"
+
+
+def _fits(plan: RankPlan, acts: Sequence[Timed]) -> bool:
+    """True if the acts are those of the plan, each as often as it acts in a step."""
+    wanted = Counter(
+        {actor.id: getattr(actor, "acts", 1) for own in plan.on_queue.values() for actor in own}
+    )
+    return Counter(act.actor for act in acts) == wanted
+
+
+def _walked(plan: RankPlan, acts: Sequence[Timed]) -> _Walked:
+    """For each moment of a step its time, in units from its begin, and the bytes that are held after it."""
+    walk = MemoryWalk(plan)
+    starts = {(act.actor, act.micro): act.start for act in acts}
+    ends = {(act.actor, act.micro): act.end for act in acts}
+    times, levels = [0], [Counter[str](walk.now)]
+    for moment in moments_of(acts):
+        walk.take(moment)
+        at = (starts if moment.begins else ends)[moment.actor, moment.micro]
+        now = Counter[str](walk.now)
+        for extra in walk.running.values():
+            now.update(extra.kinds)
+        now.pop("host", None)
+        times.append(max(round(at * 1e9 / UNIT), 0))
+        levels.append(now)
+    return times, levels, walk
+
+
+def _line(name: str, lines: Mapping[str, Location]) -> str:
+    """The user's line of a value, or of the one that it is another form of."""
+    while name:
+        if name in lines:
+            return str(lines[name])
+        name = name.rpartition(".")[0]
+    return ""
+
+
+def _levels(trace: RankTrace, step: int, points: int) -> dict[str, Any] | None:
+    """The memory that a trace says, all kinds together."""
+    span = next(span for span in trace.steps if span.number == step)
+    own = [each for each in trace.levels if span.begin <= each.time <= span.end]
+    if not own:
+        return None
+    top = max(own, key=lambda each: each.bytes)
+    kept = [own[place] for place in _thinned([each.bytes for each in own], points)]
+    return {
+        "kinds": ["all kinds"],
+        "times": [(each.time - span.begin) // UNIT for each in kept],
+        "levels": [[each.bytes for each in kept]],
+        "peak": {"at": (top.time - span.begin) // UNIT, "bytes": top.bytes, "held": []},
+    }
+
+
+def _thinned(sizes: Sequence[int], points: int) -> list[int]:
+    """The places of so many values at most: of each run of neighbours the largest, and the last."""
+    apart = -(-len(sizes) // max(points, 1))
+    runs = (range(first, min(first + apart, len(sizes))) for first in range(0, len(sizes), apart))
+    kept = [max(run, key=lambda place: sizes[place]) for run in runs]
+    return kept if not sizes or kept[-1] == len(sizes) - 1 else [*kept, len(sizes) - 1]

@@ -10,14 +10,14 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TextIO, final
+from typing import Any, NamedTuple, TextIO, final
 from weakref import ReferenceType, ref
 
 from weft.errors import DamagedCheckpoint, UserError, check, is_number, is_whole, wrong
@@ -32,41 +32,24 @@ from weft.program.checkpoint.manifest import (
     put_back,
     read_manifest,
 )
+from weft.program.checkpoint.saving import ProgramSaving
 
 # In a folder of checkpoints: the job that saves there has it open, and locked, and names itself in it.
 LOCK = ".lock"
-
-
-class Saving(Protocol):
-    """A program, as far as its checkpoints go: what `Program` says of these."""
-
-    @property
-    def is_open(self) -> bool: ...
-    @property
-    def is_first(self) -> bool: ...
-    @property
-    def exchange(self) -> Callable[[str], list[str]] | None: ...
-    @property
-    def steps(self) -> int: ...
-    def wait_for_saved(self) -> None: ...
-    def save(
-        self, path: Path, extra: Mapping[str, Any] | None, wait: bool, replace: bool
-    ) -> None: ...
-    def load(self, path: Path, extra: Mapping[str, Any] | None) -> dict[str, Any]: ...
 
 
 @final
 class _Claim(NamedTuple):
     """A claim; the lock is the first process's, where the file system knows locks."""
 
-    program: ReferenceType[Saving]
+    program: ReferenceType[ProgramSaving]
     lock: TextIO | None
 
 
 _claims: dict[Path, _Claim] = {}
 
 
-def claim_for_job(folder: Path, program: Saving) -> None:
+def claim_for_job(folder: Path, program: ProgramSaving) -> None:
     """Claim a folder for a program, and lock it for this job until the program is closed. Every process must call it.
 
     A file system that knows no locks is taken as it is.
@@ -95,7 +78,7 @@ def claim_for_job(folder: Path, program: Saving) -> None:
     _claims[folder] = _Claim(ref(program, partial(_let_go, folder)), lock)
 
 
-def give_up(program: Saving) -> None:
+def give_up(program: ProgramSaving) -> None:
     """Let go of what a program has claimed."""
     for folder in [each for each, claim in _claims.items() if claim.program() is program]:
         _let_go(folder)
@@ -207,7 +190,10 @@ class Checkpoints:
         return checkpoint_path(self.path)
 
     def save(
-        self, program: Saving, extra: Mapping[str, Any] | None = None, score: float | None = None
+        self,
+        program: ProgramSaving,
+        extra: Mapping[str, Any] | None = None,
+        score: float | None = None,
     ) -> Path:
         """Save a program under the number of its steps, in place of one of as many. Every process must call it.
 
@@ -247,7 +233,10 @@ class Checkpoints:
         return place
 
     def save_when_due(
-        self, program: Saving, extra: Mapping[str, Any] | None = None, score: float | None = None
+        self,
+        program: ProgramSaving,
+        extra: Mapping[str, Any] | None = None,
+        score: float | None = None,
     ) -> Path | None:
         """Save a program after every so many steps; None after the others. Every process must call it."""
         _check_program(program)
@@ -256,7 +245,7 @@ class Checkpoints:
         return self.save(program, extra, score) if due else None
 
     def load_newest(
-        self, program: Saving, extra: Mapping[str, Any] | None = None
+        self, program: ProgramSaving, extra: Mapping[str, Any] | None = None
     ) -> dict[str, Any] | None:
         """Let a program go on from the newest checkpoint that is whole. Every process must call it.
 

@@ -29,9 +29,8 @@ from weft.program.checkpoint.files import Reading, slices
 from weft.program.checkpoint.manifest import Manifest
 from weft.program.checkpoint.values import to_json
 from weft.program.live.ownership import named_variables
-from weft.program.live.sharded_values import parts_of
 from weft.program.live.updated import agree
-from weft.program.live.variables import state_dict_names
+from weft.program.live.variables import parts_of, state_dict_names
 from weft.program.setting import ProgramSetting
 from weft.program.training.training import Training
 from weft.tensor import GlobalTensor

@@ -22,8 +22,7 @@ from weft.program.checkpoint.save import Writing, save
 from weft.program.checkpoint.values import about_program
 from weft.program.core import ProgramCore, ProgramPart, one_at_a_time
 from weft.program.live.ownership import named_variables
-from weft.program.live.sharded_values import whole_of
-from weft.program.live.variables import load_whole, state_dict_names
+from weft.program.live.variables import load_whole, state_dict_names, whole_of
 from weft.program.training.states import full_states
 from weft.tensor.divergence import note_write
 

@@ -35,17 +35,8 @@ from weft.traces.events import ActSlices, Lines, lines_of, rows_of, trace_conten
 from weft.traces.rows import Arrow, Level, RankTrace, Slice, StepSpan, TimeParts, parts
 from weft.units import Seconds
 
-_COLUMNS = (
-    "rank",
-    "step",
-    "compute",
-    "communication",
-    "hidden",
-    "exposed",
-    "late ranks",
-    "idle",
-    "data",
-)
+# The shares of a rank's time that a trace's table shows.
+_SHARES = ("step", "compute", "communication", "hidden", "exposed", "late", "idle", "data")
 
 
 @final
@@ -88,19 +79,12 @@ class Trace:
 
     def __str__(self) -> str:
         rows = (
-            (
-                str(each.rank),
-                *map(_text, (each.step, each.compute, each.communication)),
-                *map(_text, (each.hidden, each.exposed, each.late, each.idle, each.data)),
-            )
+            (str(each.rank), *(f"{1000 * getattr(each, share):.3g} ms" for share in _SHARES))
             for each in self.parts
         )
         on = f" on {self.batch}" if self.batch else ""
-        return text_of(table(f"where the time of a step{on} goes", _COLUMNS, rows))
-
-
-def _text(seconds: Seconds) -> str:
-    return f"{1000 * seconds:.3g} ms"
+        columns = ("rank", *("late ranks" if share == "late" else share for share in _SHARES))
+        return text_of(table(f"where the time of a step{on} goes", columns, rows))
 
 
 # For each of some exchanges between all ranks: when a rank entered and left it, on its own clock,

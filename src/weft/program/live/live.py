@@ -26,16 +26,16 @@ from weft.program.live.ownership import (
     held_names,
     named_variables,
 )
-from weft.program.live.sharded_values import (
+from weft.program.live.updated import agree
+from weft.program.live.variables import (
     check_unused,
     cut_value,
     laid_as,
     parts_of,
     swap,
     whole_of,
+    without_ddp_reducers,
 )
-from weft.program.live.updated import agree
-from weft.program.live.variables import without_ddp_reducers
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor

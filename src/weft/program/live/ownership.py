@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from weft.errors import UserError
 from weft.layout import Layout, Placement, Shares
 from weft.program.agreement import gathered
-from weft.program.live.sharded_values import parts_of
+from weft.program.live.variables import parts_of
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor

@@ -21,7 +21,7 @@ from weft.layout import Shares
 from weft.ops.cost import dtype_name
 from weft.program.agreement import gathered
 from weft.program.live.ownership import LiveOwners, named_variables
-from weft.program.live.sharded_values import cut_value, global_of, laid_as
+from weft.program.live.variables import cut_value, global_of, laid_as
 from weft.tensor import GlobalTensor
 from weft.tensor.divergence import note_write
 

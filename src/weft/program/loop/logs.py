@@ -141,11 +141,7 @@ def _step_of(row: Mapping[str, Any]) -> int:
 
 @final
 class Calling:
-    """A function of the user's, as a log.
-
-    Args:
-        function: is called with the step and its figures.
-    """
+    """A function of the user's, of a step and its figures, as a log."""
 
     def __init__(self, function: Callable[[int, Figures], object]) -> None:
         self._function = function
@@ -159,11 +155,7 @@ class Calling:
 
 
 def log_of(given: object) -> Log:
-    """A log that users give: one, or a function.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """A log that users give: one, or a function; raises UserError where it is neither."""
     if isinstance(given, Log):
         return given
     if callable(given):
@@ -173,11 +165,7 @@ def log_of(given: object) -> Log:
 
 
 def begin_logs(logs: Sequence[Log], step: int) -> None:
-    """Tell logs that the loop begins after so many steps.
-
-    Raises:
-        UserError: one cannot be written.
-    """
+    """Tell logs that the loop begins after so many steps; raises UserError where one cannot be written."""
     for each in logs:
         begin = getattr(each, "begin", None)
         if begin is not None:

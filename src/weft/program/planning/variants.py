@@ -43,8 +43,7 @@ from weft.program.data.feed import (
 )
 from weft.program.live.ownership import LiveShardings
 from weft.program.planning.build import build, close_all, local_ranks, with_lying
-from weft.program.planning.guards import Guards
-from weft.program.planning.step import Step
+from weft.program.planning.step import Guards, Step
 from weft.program.setting import ProgramSetting
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.executor.rank_executor import RankExecutor

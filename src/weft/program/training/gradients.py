@@ -21,8 +21,8 @@ from weft.compiler.training.gradients import METRIC
 from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import ROLES, Input, Ref, Update, Value
-from weft.program.live.sharded_values import by_placement, of_rank
 from weft.program.live.updated import Updated
+from weft.program.live.variables import by_placement, of_rank
 from weft.program.planning.build import build, close_all, compiled_like
 from weft.program.setting import ProgramSetting
 from weft.program.training.states import follow

@@ -16,7 +16,9 @@ from weft.capture.optimizer_groups import Optimizers
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.ir.nodes import MASTER
-from weft.program.live.sharded_values import (
+from weft.program.live.updated import Updated, VisibleState, agree, updated, view_of
+from weft.program.live.variables import (
+    add_main_parameters,
     by_placement,
     cut_value,
     global_of,
@@ -24,8 +26,6 @@ from weft.program.live.sharded_values import (
     of_rank,
     whole_of,
 )
-from weft.program.live.updated import Updated, VisibleState, agree, updated, view_of
-from weft.program.live.variables import add_main_parameters
 from weft.runtime.memory.state import Variables
 from weft.tensor import GlobalTensor
 

@@ -31,7 +31,7 @@ from weft.errors import VerificationError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Call
 from weft.program.live.ownership import named_variables
-from weft.program.live.sharded_values import exchange, whole_of
+from weft.program.live.variables import exchange, whole_of
 from weft.program.planning.step import Step
 from weft.program.verification.compare import Compared, Rounding, difference, largest
 from weft.runtime.random import uniform

@@ -11,7 +11,7 @@ import weft
 from report.reported import planned
 from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import levels, memory
-from weft.report.memory_rows import memory_rows
+from weft.report.timelines import memory_rows
 from weft.simulator.clock import Timed
 from weft.strategy.strategy import Strategy
 from weft.traces.rows import Level, RankTrace, StepSpan
@@ -68,7 +68,7 @@ def test_a_rank_of_another_process_is_walked_by_a_plan_with_the_same_bytes() -> 
 
 def test_few_points_keep_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, simulation = planned(Strategy(batch=DATA), (4,))
-    monkeypatch.setattr("weft.report.memory_rows._POINTS", 40)
+    monkeypatch.setattr("weft.report.timelines._POINTS", 40)
     (row,) = memory_rows(compiled, {"predicted": simulation.traces})
     assert len(row["times"]) <= 41
     assert max(map(sum, zip(*row["levels"], strict=True))) == row["peak"]["bytes"]
