@@ -218,6 +218,7 @@ _THERE = {
     "checkpoints of a step": ("torch.utils.checkpoint._checkpoint_without_reentrant_generator",),
     "Inductor's context": ("torch._guards:tracing TracingContext",),
     "flags while tracing": ("torch._dynamo.config:patch",),
+    "gradients of batch norm": ("torch._decomp.decompositions.native_batch_norm_backward",),
     "grids": ("torch._decomp.decompositions.affine_grid_generator",),
     "compiled kernels": (
         *("torch._inductor.codecache:_precompile_header", "torch._inductor.config:patch cpp"),

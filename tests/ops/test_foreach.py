@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import weft
 from weft.boxing import steps
+from weft.capture import capture
+from weft.errors import CaptureError
 from weft.ir.logical import Box
 from weft.tensor import boxing
 from weft.tensor.dispatch import recipe
@@ -28,9 +30,8 @@ class Weights(nn.Module):
         super().__init__()
         for name, shape in (("a", (8, 6)), ("b", (4,))):
             self.register_parameter(name, nn.Parameter(torch.randn(shape, dtype=torch.float64)))
-            for state in ("first", "second", "largest"):
+            for state in ("first", "second"):
                 self.register_buffer(f"{name}_{state}", torch.rand(shape, dtype=torch.float64))
-            self.register_buffer(f"{name}_step", torch.zeros((), dtype=torch.float64))
 
     def lists(self, *names: str) -> list[list[Tensor]]:
         return [[getattr(self, f"{key}_{name}") for key in "ab"] for name in names]
@@ -73,38 +74,12 @@ def clipped(model: Weights, batch: Any) -> Tensor:
     return loss + torch.stack(torch._foreach_norm([model.a, model.b], 1)).sum()
 
 
-def fused(op: str, **options: Any) -> Callable[[Weights, Any], Tensor]:
-    """An optimizer's fused op on buffers: states of the first as parameters, gradients from the weights."""
-
-    def run(model: Weights, batch: Any) -> Tensor:
-        with torch.no_grad():
-            parameters, seconds, largest, counts = model.lists("first", "second", "largest", "step")
-            gradients = [model.a * 0.5, model.b * 0.5]
-            torch._foreach_add_(counts, 1)
-            lists = {
-                "sgd": [seconds],
-                "adagrad": [seconds, counts],
-                "adam": [seconds, largest, largest if options.get("amsgrad") else [], counts],
-            }[op.removesuffix("w") if op != "adagrad" else op]
-            getattr(aten, f"_fused_{op}_")(parameters, gradients, *lists, **options)
-        return (model.a * model.a_first).sum() + (model.b * model.b_first).sum() + batch["x"].sum()
-
-    return run
-
-
-ADAM = {"lr": 0.1, "beta1": 0.9, "beta2": 0.8, "weight_decay": 0.1, "eps": 1e-3}
-SGD = {"weight_decay": 0.1, "momentum": 0.9, "lr": 0.1, "dampening": 0.2}
 STEPS: dict[str, Callable[[Weights, Any], Tensor]] = {
     "element-wise": element_wise,
     "in place": averaged,
     "clipping": clipped,
-    "adam": fused("adam", **ADAM, amsgrad=False, maximize=True),
-    "adamw": fused("adamw", **ADAM, amsgrad=False, maximize=False),
-    "adagrad": fused("adagrad", lr=0.1, lr_decay=0.2, weight_decay=0.1, eps=1e-3, maximize=False),
-    "sgd": fused("sgd", **SGD, nesterov=True, maximize=False, is_first_step=False),
-    "first sgd": fused("sgd", **SGD, nesterov=False, maximize=True, is_first_step=True),
 }
-EVERYTHING = weft.Strategy(batch={"*": B}, parameters={"*": S(0), "?_step": B})
+EVERYTHING = weft.Strategy(batch={"*": B}, parameters={"*": S(0)})
 
 
 def moved(program: Any) -> dict[tuple[int, ...], int]:
@@ -143,6 +118,25 @@ def test_steps_with_lists_equal_one_device_and_gather_nothing(name: str) -> None
         for key, value in plain.state_dict().items():
             torch.testing.assert_close(state[key], value, msg=key, rtol=1e-10, atol=1e-10)
     assert set(moved(program)) <= {()}  # sums of whole tensors; no tensor itself
+
+
+def test_an_op_of_a_fused_optimizer_in_the_step_is_refused() -> None:
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        parameters = [torch.zeros(4)]
+        torch.ops.aten._fused_sgd_(
+            *(parameters, [batch], [torch.zeros(4)]),
+            weight_decay=0.0,
+            momentum=0.9,
+            lr=0.1,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=True,
+        )
+        return (model(batch) * parameters[0]).sum()
+
+    with pytest.raises(CaptureError, match="op of a fused optimizer.*fused=False"):
+        capture(nn.Linear(4, 4), loss_fn, None, torch.ones(4), training=False)
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -32,7 +32,8 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 REMEDIES = {
     "check": "a check stays one, in every step, where it asks for the truth of a tensor: assert (x <= n).all(), or if "
-    "(x > n).any(): raise …, with no .item(), int(), float() or .tolist() in it",
+    "(x > n).any(): raise …, with no .item(), int(), float() or .tolist() in it, and no try … except and no context "
+    "of your own (with) around it that could catch the error",
     "check without source": "a check (assert, or if …: raise) stays one where Python has the source of its line, and "
     "there is none of this code: write it in a file",
     "check of a distribution": "give the distribution validate_args=False; MultivariateNormal takes scale_tril=, too",

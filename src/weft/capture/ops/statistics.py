@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp.decompositions import native_batch_norm_backward
 
 from weft.capture.fx.locations import capturing
 from weft.capture.fx.private import Function, shapes_of, stands_for
@@ -140,8 +141,8 @@ def _taken_apart(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dims, count = _over_channels(x), _of_each_channel(x)
-    wide = _wide(x)
+    dims, count = [dim for dim in range(x.dim()) if dim != 1], x.numel() // x.shape[1]
+    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
     mean = wide.sum(dims) / count
     distance = wide - _channels(mean, x)
     squares = (distance * distance).sum(dims)
@@ -185,43 +186,23 @@ def _backward(
         return aten.native_batch_norm_backward.default(
             grad_out, input, weight, None, None, save_mean, save_invstd, True, eps, output_mask
         )
-    assert save_mean is not None  # made by the forward
-    assert save_invstd is not None
-    found = _gradients(_wide(grad_out), _wide(input), weight, save_mean, save_invstd)
-    dtypes = (input.dtype, *[None if weight is None else weight.dtype] * 2)
-    return tuple(
-        one.to(dtype or one.dtype) if wanted else None
-        for one, dtype, wanted in zip(found, dtypes, output_mask, strict=True)
+    return native_batch_norm_backward(
+        grad_out,
+        input,
+        weight,
+        running_mean,
+        running_var,
+        save_mean,
+        save_invstd,
+        True,
+        eps,
+        list(output_mask),
     )
-
-
-def _gradients(
-    grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    dims, count = _over_channels(x), _of_each_channel(x)
-    normalized = (x - _channels(mean, x)) * _channels(rstd, x)
-    to_bias = grad.sum(dims)
-    to_weight = (grad * normalized).sum(dims)
-    scale = rstd if weight is None else rstd * weight
-    inner = grad - _channels(to_bias / count, x) - normalized * _channels(to_weight / count, x)
-    return inner * _channels(scale, x), to_weight, to_bias
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _channels(per_channel: Tensor, like: Tensor) -> Tensor:
     """Shape [C] -> [1, C, 1, ...], to broadcast with `like`."""
     return per_channel.view([1, -1] + [1] * (like.dim() - 2))
-
-
-def _over_channels(x: Tensor) -> list[int]:
-    return [dim for dim in range(x.dim()) if dim != 1]
-
-
-def _of_each_channel(x: Tensor) -> int:
-    return x.numel() // x.shape[1]
 
 
 def _of_ops(*names: str, **options: Any) -> Callable[[Function], Function]:

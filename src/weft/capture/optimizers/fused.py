@@ -1,146 +1,42 @@
-"""Fused and foreach ops in the user's step, decomposed tensor by tensor.
+"""Ops on lists of tensors, one tensor at a time; and norms over all dimensions, as in clipping, by sums.
 
-They are element-wise, but name lists of parameters, gradients and states, each with a layout of its
-own. The formulas are those of torch's kernels (`aten/src/ATen/native/cpu/Fused*Kernel.cpp`). An
-optimizer that is given to `weft.compile` does not come here: it runs its own kernels on the shards.
-
-Ops on lists of tensors run one tensor at a time, too: each then has a layout of its own, and none is gathered for the
-sake of the others. A norm over all dimensions, as in clipping, is a reduction over the ranks and a root.
+Each tensor of a list has a layout of its own, and none is gathered for the sake of the others. A norm is a reduction
+over the ranks and a root. The ops of fused optimizers update lists of parameters and states: eager ones by the parts of
+ranks (`weft.tensor.dispatch.writes`), those that a step calls are refused. An optimizer that is given to
+`weft.compile` does not come here: it runs its own kernels on the shards.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, TypeAlias, final
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from weft.capture.fx.private import stands_for
+from weft.capture.fx.private import Refusal, stands_for
 
 aten = torch.ops.aten
 
 _SLOW = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
-Tensors: TypeAlias = Sequence[Tensor]
 # Of fused optimizers; and of norms.
 TABLE: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
 NORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Scaling:
-    """The additions of a gradient scaler: gradients are divided by `scale`; nothing is written where `found` is 1."""
-
-    scale: Tensor | None
-    found_inf: Tensor | None
-
-    def gradient(self, gradient: Tensor, maximize: bool) -> Tensor:
-        if self.scale is not None:
-            self.write(gradient, gradient / self.scale)
-        return -gradient if maximize else gradient
-
-    def write(self, old: Tensor, new: Tensor) -> None:
-        old.copy_(new if self.found_inf is None else torch.where(self.found_inf == 1, old, new))
+def _refused(*_: Any, **__: Any) -> NoReturn:
+    raise Refusal(
+        "the step runs an op of a fused optimizer, which updates whole lists of tensors; expected plain tensor code or "
+        "ops on lists (torch._foreach_add_ and the like) inside of a step: make the inner optimizer with fused=False"
+    )
 
 
-def _adam(decoupled: bool) -> Callable[..., None]:
-    """Adam, whose decay of weights goes by the gradient, or AdamW, where it is `decoupled` from it."""
-
-    def run(
-        self: Tensors,
-        grads: Tensors,
-        exp_avgs: Tensors,
-        exp_avg_sqs: Tensors,
-        max_exp_avg_sqs: Tensors,
-        state_steps: Tensors,
-        *,
-        lr: float | Tensor,
-        beta1: float,
-        beta2: float,
-        weight_decay: float,
-        eps: float,
-        amsgrad: bool,
-        maximize: bool,
-        grad_scale: Tensor | None = None,
-        found_inf: Tensor | None = None,
-    ) -> None:
-        scaling = _Scaling(grad_scale, found_inf)
-        for i, (parameter, first, second) in enumerate(
-            zip(self, exp_avgs, exp_avg_sqs, strict=True)
-        ):
-            gradient = scaling.gradient(grads[i], maximize)
-            decayed = parameter * (1 - lr * weight_decay) if decoupled else parameter
-            gradient = gradient if decoupled else gradient + weight_decay * parameter
-            scaling.write(first, beta1 * first + (1 - beta1) * gradient)
-            scaling.write(second, beta2 * second + (1 - beta2) * gradient * gradient)
-            if amsgrad:
-                scaling.write(max_exp_avg_sqs[i], torch.maximum(max_exp_avg_sqs[i], second))
-            largest = max_exp_avg_sqs[i] if amsgrad else second
-            step = state_steps[i]
-            root = (largest / (1 - beta2**step)).sqrt() + eps
-            scaling.write(parameter, decayed - lr / (1 - beta1**step) * first / root)
-
-    return run
-
-
-for _name, _decoupled in (("adam", False), ("adamw", True)):
-    stands_for(TABLE, f"_fused_{_name}_.default", f"_fused_{_name}_.tensor_lr")(_adam(_decoupled))
-
-
-@stands_for(TABLE, "_fused_sgd_.default", "_fused_sgd_.tensor_lr")
-def _sgd(
-    self: Tensors,
-    grads: Tensors,
-    momentum_buffer_list: Tensors,
-    *,
-    weight_decay: float,
-    momentum: float,
-    lr: float | Tensor,
-    dampening: float,
-    nesterov: bool,
-    maximize: bool,
-    is_first_step: bool,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-) -> None:
-    scaling = _Scaling(grad_scale, found_inf)
-    for i, parameter in enumerate(self):
-        gradient = scaling.gradient(grads[i], maximize) + weight_decay * parameter
-        if momentum:
-            buffer = momentum_buffer_list[i]
-            moved = momentum * buffer + (1 - dampening) * gradient
-            scaling.write(buffer, gradient if is_first_step else moved)
-            gradient = gradient + momentum * buffer if nesterov else buffer
-        scaling.write(parameter, parameter - lr * gradient)
-
-
-@stands_for(TABLE, "_fused_adagrad_.default", "_fused_adagrad_.tensor_lr")
-def _adagrad(
-    self: Tensors,
-    grads: Tensors,
-    state_sums: Tensors,
-    state_steps: Tensors,
-    *,
-    lr: float | Tensor,
-    lr_decay: float,
-    weight_decay: float,
-    eps: float,
-    maximize: bool,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-) -> None:
-    scaling = _Scaling(grad_scale, found_inf)
-    for parameter, grad, total, step in zip(self, grads, state_sums, state_steps, strict=True):
-        gradient = scaling.gradient(grad, maximize) + weight_decay * parameter
-        scaling.write(total, total + gradient * gradient)
-        rate = lr / (1 + (step - 1) * lr_decay)
-        scaling.write(parameter, parameter - rate * gradient / (total.sqrt() + eps))
+for _name in ("adam", "adamw", "sgd", "adagrad"):
+    stands_for(TABLE, f"_fused_{_name}_.default", f"_fused_{_name}_.tensor_lr")(_refused)
 
 
 def updates(op: Any) -> bool:

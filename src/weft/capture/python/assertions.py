@@ -1,6 +1,6 @@
 """Checks of Python that only raise, `if (x < 0).any(): raise ...` and `assert ...`, as checks in the graph.
 
-A truth test of a tensor reads a value, which does not exist while a step is captured. If one outcome
+A truth test of a tensor reads a value, which does not exist while a step is captured. Where one outcome
 does nothing but raise, capture follows the other, and the graph checks in every step that it is the
 right one: `weft.required`. All other truth tests are refused, because capture never guesses a branch; so is a
 check whose exception the program would catch.
@@ -15,7 +15,6 @@ import inspect
 import linecache
 import os
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,9 +40,6 @@ _TESTS = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")  # beginnings of instru
 _READ = str(aten._local_scalar_dense.default)
 
 TABLE: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
-
-# The class of an exception; None: it is not known.
-_Kind: TypeAlias = type[BaseException] | None
 
 _CAPTURE = os.path.join(PACKAGE, "capture", "fx", "private.py")
 # Loops, `next`, `hasattr` and `getattr` catch these without a statement that says so.
@@ -76,7 +72,7 @@ def _read_value(self: torch.Tensor) -> Any:
 
 
 def is_check(op: str) -> bool:
-    """True if `op`, which runs, is the truth test of a check, which is in the graph."""
+    """True if `op`, which runs, is the truth test of a check, which stands in the graph."""
     return op == _READ and _check_at(_reader()) is not None
 
 
@@ -89,7 +85,7 @@ def _reader() -> FrameType | None:
 
 
 def _check_at(frame: FrameType | None) -> Check | None:
-    """The check that a frame is at; None if it is at anything else, or where Python does not tell (3.10)."""
+    """The check that a frame is at; None where it is at anything else, or where Python does not tell (3.10)."""
     if frame is None or sys.version_info < (3, 11):
         return None
     code = frame.f_code
@@ -99,7 +95,7 @@ def _check_at(frame: FrameType | None) -> Check | None:
     if found is None:
         return None
     outcome, statement = found
-    if _is_caught(frame, _kind_raised(frame, statement)):
+    if _may_be_caught(frame, statement):
         return None
     text = " ".join((ast.get_source_segment(source, statement) or "").split())
     text = text if len(text) <= 160 else text[:160].rsplit(" ", 1)[0] + " …"
@@ -163,7 +159,7 @@ def _raises(body: list[ast.stmt]) -> bool:
 def _parts(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]:
     """The parts of a test that can have one outcome only, each with it: Python tests them one by one.
 
-    All comparisons of a chain, `0 < x < 1`, have the place of the chain. If it has to be true, so has
+    All comparisons of a chain, `0 < x < 1`, have the place of the chain. Where it has to be true, so has
     each of them; where it has to be false, only the last one that is reached, which no place tells.
     """
     if isinstance(test, ast.Compare) and len(test.ops) > 1 and not outcome:
@@ -178,81 +174,37 @@ def _parts(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]:
             yield from _parts(part, outcome)
 
 
-# A raise that the program catches is a branch. `try` statements, contexts that swallow, and what the interpreter itself
-# catches are looked for in all frames from the one that raises up to the capture.
+# A raise that the program catches is a branch. `try` statements and contexts, and what the interpreter itself catches,
+# are looked for in all frames from the one that raises up to the capture. A handler that does not end by `raise`, and a
+# context of others than torch, may catch any exception.
 
 
-def _may_swallow(manager: Any) -> bool:
-    """True if an exception may end at a context manager.
-
-    Args:
-        manager: its class, an object of it, or a function of `contextlib.contextmanager`; of anything
-            else, and of what is not written in Python, nothing is known, and the answer is False.
-    """
-    if isinstance(manager, (FunctionType, staticmethod, classmethod)):
-        return any(map(_catches_at_yield, _nodes(inspect.unwrap(manager), ast.Try)))  # type: ignore[arg-type]
-    kind = manager if isinstance(manager, type) else type(manager)
-    leave = inspect.getattr_static(kind, "__exit__", None)
-    return isinstance(leave, FunctionType) and any(map(_gives_true, _nodes(leave, ast.Return)))
-
-
-def _nodes(function: Callable[..., Any], kind: type[ast.AST]) -> Iterator[Any]:
-    """The nodes of a kind in the source of a function; none where it has no source."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return
-    yield from (node for node in ast.walk(tree) if isinstance(node, kind))
-
-
-def _catches_at_yield(statement: ast.Try) -> bool:
-    """True if a `try` around a `yield` has a handler that does not end by raising."""
-    nodes = [node for one in statement.body for node in ast.walk(one)]
-    waits = any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes)
-    return waits and any(not isinstance(each.body[-1], ast.Raise) for each in statement.handlers)
-
-
-def _gives_true(statement: ast.Return) -> bool:
-    """True if a `return` of an `__exit__` may return a true value."""
-    value = statement.value
-    return value is not None and not (isinstance(value, ast.Constant) and not value.value)
-
-
-def _kind_raised(frame: FrameType, statement: ast.stmt) -> _Kind:
-    """The class of what a `raise` or an `assert` of a frame raises."""
-    if isinstance(statement, ast.Assert):
-        return AssertionError
-    found = statement.exc if isinstance(statement, ast.Raise) else None
-    found = found.func if isinstance(found, ast.Call) else found
-    value = None if found is None else _value(frame, found)
-    return value if isinstance(value, type) and issubclass(value, BaseException) else None
-
-
-def _is_caught(frame: FrameType | None, kind: _Kind) -> bool:
-    """True if an exception raised where a frame is may be caught by it, or by its callers in the capture."""
-    if kind is not None and issubclass(kind, _SIGNALS):
+def _may_be_caught(frame: FrameType, statement: ast.stmt) -> bool:
+    """True if what a `raise` or `assert` of a frame raises may be caught by it, or by its callers in the capture."""
+    raised = statement.exc if isinstance(statement, ast.Raise) else None
+    named = raised.func if isinstance(raised, ast.Call) else raised
+    kind = AssertionError if named is None else _value(frame, named)
+    known = isinstance(kind, type)
+    if known and issubclass(kind, _SIGNALS):
         return True
-    while frame is not None and frame.f_code.co_filename != _CAPTURE:
-        if not frame.f_code.co_filename.startswith(_BETWEEN):
-            around = _around(frame)
-            # A loop over an object without `__iter__` ends by an `IndexError`.
-            ends = frame.f_code.co_name == "__getitem__" and issubclass(
-                kind or IndexError, IndexError
-            )
-            if around is None or ends:
+    # A loop over an object without `__iter__` ends by an `IndexError`.
+    ends_loop = not known or issubclass(kind, IndexError)
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename != _CAPTURE:
+        if not caller.f_code.co_filename.startswith(_BETWEEN):
+            around = _around(caller)
+            if around is None or (ends_loop and caller.f_code.co_name == "__getitem__"):
                 return True
-            for statement, block in around:
-                stops, kind = _meets(statement, block, frame, kind)
-                if stops:
-                    return True
-        frame = frame.f_back
+            if any(_stops(each, block, caller) for each, block in around):
+                return True
+        caller = caller.f_back
     return False
 
 
 def _around(frame: FrameType) -> list[tuple[ast.AST, str]] | None:
     """The statements of its function around the line of a frame, innermost first, each with the block.
 
-    None if the function handles exceptions and has no source.
+    None where the function handles exceptions and has no source.
     """
     code = frame.f_code
     if not getattr(code, "co_exceptiontable", b"") or code.co_name.startswith(("<lambda", "<gen")):
@@ -287,45 +239,30 @@ def _lines(node: Any) -> tuple[int, int] | None:
     return None
 
 
-def _meets(statement: Any, block: str, frame: FrameType, kind: _Kind) -> tuple[bool, _Kind]:
-    """True if a statement may stop an exception from one of its blocks; else also the class that leaves it."""
+def _stops(statement: Any, block: str, frame: FrameType) -> bool:
+    """True if a statement may stop an exception from one of its blocks."""
     if isinstance(statement, (ast.With, ast.AsyncWith)):
-        return any(_suppresses(each.context_expr, frame, kind) for each in statement.items), kind
+        return not all(_of_torch(frame, each.context_expr) for each in statement.items)
     if type(statement).__name__ not in _TRIES:
-        return False, kind
+        return False
     if block != "finalbody" and _leaves(statement.finalbody):
-        return True, kind
-    handlers = statement.handlers if block == "body" else []
-    taking = [each for each in handlers if _takes([each.type], frame, kind)]
-    for handler in taking:
-        last = handler.body[-1]
-        if not isinstance(last, ast.Raise) or _leaves(handler.body):
-            return True, kind
-        kind = kind if last.exc is None else None
-    return False, kind
+        return True
+    return block == "body" and not all(_raises_again(each.body) for each in statement.handlers)
 
 
-def _takes(types: Iterable[ast.expr | None], frame: FrameType, kind: _Kind) -> bool:
-    """True if one of the types of a handler, None for all, may fit an exception."""
-    for each in types:
-        value = BaseException if each is None else _value(frame, each)
-        known = value if isinstance(value, tuple) else (value,)
-        if kind is None or not all(isinstance(one, type) for one in known):
-            return True
-        if issubclass(kind, known):
-            return True
-    return False
+def _raises_again(body: list[ast.stmt]) -> bool:
+    return isinstance(body[-1], ast.Raise) and body[-1].exc is None and not _leaves(body)
 
 
-def _suppresses(context: ast.expr, frame: FrameType, kind: _Kind) -> bool:
-    """True if the context of a `with` may swallow an exception."""
-    if not isinstance(context, ast.Call):
-        return _may_swallow(_value(frame, context))
-    function = _value(frame, context.func)
-    name = context.func.attr if isinstance(context.func, ast.Attribute) else ""
-    if function is contextlib.suppress or name == "raises":  # of pytest
-        return _takes(context.args, frame, kind)
-    return _may_swallow(function)
+def _of_torch(frame: FrameType, context: ast.expr) -> bool:
+    """True if the context of a `with` ends as torch or weft says, as `torch.no_grad()` does, or does nothing."""
+    manager = _value(frame, context.func if isinstance(context, ast.Call) else context)
+    kind = manager if isinstance(manager, type | FunctionType) else type(manager)
+    leave = (
+        kind if isinstance(kind, FunctionType) else inspect.getattr_static(kind, "__exit__", None)
+    )
+    own = str(getattr(leave, "__module__", "")).startswith(("torch.", "weft."))
+    return own or kind is contextlib.nullcontext or frame.f_code.co_filename.startswith(_TORCH)
 
 
 def _leaves(body: Iterable[ast.AST], looping: bool = False) -> bool:
@@ -343,7 +280,7 @@ def _leaves(body: Iterable[ast.AST], looping: bool = False) -> bool:
 
 
 def _value(frame: FrameType, node: ast.expr) -> Any:
-    """The value of a name, an attribute or a tuple of them in a frame; None if that is not seen."""
+    """The value of a name, an attribute or a tuple of them in a frame; None where that is not seen."""
     if isinstance(node, ast.Tuple):
         return tuple(_value(frame, one) for one in node.elts)
     if isinstance(node, ast.Attribute):

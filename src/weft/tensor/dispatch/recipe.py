@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.boxing import EXCHANGES, axis_bytes, steps
 from weft.boxing.halo import Halo, call_halos
 from weft.capture.fx.private import fake_mode
-from weft.compiler.layouts.options import all_have_elements
+from weft.compiler.layouts.options import all_have_elements, work_cost
 from weft.compiler.plans.specialize import Target, variant
 from weft.compiler.signatures import halo_cost
 from weft.errors import InternalError, LayoutError, RuleError, UserError
@@ -27,11 +27,8 @@ from weft.ops import (
     Operand,
     Signature,
     TensorSpec,
-    flops,
-    item,
     localize,
     signatures,
-    traffic,
 )
 from weft.ops.call import map_argument, tensor_spec
 from weft.ops.cost import dtype_name, tensor_bytes
@@ -44,7 +41,7 @@ from weft.tensor.boxing import Chain, Locals, chain_between, check_strict, trans
 from weft.tensor.dispatch.operands import FloatSlot, Reader, op_name, takes_slots
 from weft.tensor.divergence import meet, user_line
 from weft.tensor.spec import Mesh, intern, open_channels
-from weft.units import ITEM_SIZE, Bytes, Flops
+from weft.units import ITEM_SIZE, Bytes
 
 
 @final
@@ -379,9 +376,7 @@ class _SignatureSearch:
 
     def cost(self, chosen: PerAxis, local: OpCall) -> float:
         """Boxing of all operands and work of all ranks, in bytes."""
-        ranks = len(self.placement.ranks)
-        touched = Bytes(ranks * traffic(local))
-        total = _COST.work(Flops(ranks * flops(local)), touched, item(local))
+        total = work_cost(local, self.placement.shape, _COST)
         for operand, (spec, layout) in enumerate(
             zip(self.call.operands, self.layouts, strict=True)
         ):
