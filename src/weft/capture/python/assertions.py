@@ -247,11 +247,14 @@ def _stops(statement: Any, block: str, frame: FrameType) -> bool:
         return False
     if block != "finalbody" and _leaves(statement.finalbody):
         return True
-    return block == "body" and not all(_raises_again(each.body) for each in statement.handlers)
-
-
-def _raises_again(body: list[ast.stmt]) -> bool:
-    return isinstance(body[-1], ast.Raise) and body[-1].exc is None and not _leaves(body)
+    return block == "body" and not all(
+        (
+            isinstance(each.body[-1], ast.Raise)
+            and each.body[-1].exc is None
+            and not _leaves(each.body)
+        )
+        for each in statement.handlers
+    )
 
 
 def _of_torch(frame: FrameType, context: ast.expr) -> bool:
