@@ -79,9 +79,6 @@ for port in ports:
             os._exit(0)
         finally:
             os._exit(1)
-for port, child in children.items():
-    if os.waitpid(child, 0)[1] == 0:
-        reached.append(f"store at {port}")
 for address in sockets:
     with socket.socket(socket.AF_UNIX) as tried:
         tried.settimeout(2)
@@ -92,6 +89,9 @@ for address in sockets:
                 reached.append(f"socket {address}")
         except OSError:
             pass
+for port, child in children.items():
+    if os.waitpid(child, 0)[1] == 0:
+        reached.append(f"store at {port}")
 for path in (os.path.dirname(meeting), meeting + ".0"):
     if meeting and os.access(path, os.R_OK):
         reached.append(path)

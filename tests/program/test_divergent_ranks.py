@@ -98,15 +98,21 @@ TABLE: list[tuple[str, list[str]]] = [
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> Any:
-    """Of all cases, but for those of the table of which no test was collected."""
-    told = test_both_ranks_are_told
-    asked = {
-        item.callspec.params["case"]
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.function is told
+    """Of all cases, but for those of parametrized tests that were not collected."""
+    forms = {
+        test_both_ranks_are_told: "",
+        test_both_ranks_are_told_over_a_network: " over gloo",
+        test_both_ranks_are_told_as_between_gpus: " as nccl",
     }
-    left_out = sorted({case for case, _ in TABLE} - asked)
-    command = [sys.executable, str(SCRIPT), "--without", *left_out]
+    cases = {
+        f"{case}{form}" for test, form in forms.items() for case, _ in test.pytestmark[0].args[1]
+    }
+    asked = {
+        item.callspec.params["case"] + forms[item.function]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.function in forms
+    }
+    command = [sys.executable, str(SCRIPT), "--without", *sorted(cases - asked)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

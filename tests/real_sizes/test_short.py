@@ -42,9 +42,13 @@ def test_the_short_form_is_as_the_textbook_says(short: list[Result]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_page_holds_every_row(short: list[Result]) -> None:
-    page = page_of(short, stamp_now("it", ["tools/real_sizes"]))
-    for result in short:
+def test_the_page_holds_every_row() -> None:
+    families, kinds = ("GPT-2 XL", "DLRM"), ("data", "ZeRO 3", "tables")
+    rows = [row for row in short_rows() if row.family in families and row.kind in kinds]
+    found = list(results(rows))
+    page = page_of(found, stamp_now("it", ["tools/real_sizes"]))
+    assert len(found) == 3
+    for result in found:
         assert f"| {result.row.kind} | {'×'.join(map(str, result.row.grid))} |" in page
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -18,16 +19,21 @@ from weft.search.tuning import LIKELY
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
-RESERVE = begun(decoder(8), "h100x2").lower_bounds.reserve
 SHARDED = Candidate(2, zero=3)
 AGAIN = replace(SHARDED, recompute=8)
 NOTHING = Seconds(0.0), Seconds(0.0)
 PIPE = Candidate(1, stages=2, micro_batches=4, schedule="1f1b")
 
 
+@cache
+def reserve() -> Bytes:
+    """What devices keep for themselves."""
+    return begun(decoder(8), "h100x2").lower_bounds.reserve
+
+
 def estimates(limit: int | None = None, topology: str = "h100x2") -> Estimates:
     """The estimates of a search of eight blocks, under a limit of bytes beside what devices reserve."""
-    return begun(decoder(8), topology, None if limit is None else RESERVE + limit).estimates
+    return begun(decoder(8), topology, None if limit is None else reserve() + limit).estimates
 
 
 def seconds(found: Estimates, *candidates: Candidate) -> list[float]:
@@ -77,13 +83,13 @@ def test_the_nearest_point_that_was_measured_counts() -> None:
         replace(PIPE, data=2, micro_batches=2),
     )
     before = seconds(found, flat, cut, pipe)
-    found.learn(flat, measured(3 * before[0], RESERVE))
+    found.learn(flat, measured(3 * before[0], reserve()))
     assert seconds(found, flat, cut, pipe) == pytest.approx([3 * each for each in before])
-    found.learn(cut, measured(5 * before[1], RESERVE))
+    found.learn(cut, measured(5 * before[1], reserve()))
     assert seconds(found, flat, cut, pipe) == pytest.approx(
         [3 * before[0], 5 * before[1], 3 * before[2]]
     )
-    found.learn(pipe, measured(7 * before[2], RESERVE))
+    found.learn(pipe, measured(7 * before[2], reserve()))
     other = replace(pipe, micro_batches=1)
     plain = seconds(estimates(topology="h100x4"), other)[0]
     assert seconds(found, flat, pipe, other) == pytest.approx(
@@ -93,8 +99,8 @@ def test_the_nearest_point_that_was_measured_counts() -> None:
 
 def test_of_equally_near_ones_the_latest_counts() -> None:
     found = estimates()
-    found.learn(SHARDED, measured(1.0, RESERVE))
-    found.learn(SHARDED, measured(2.0, RESERVE + 1000))
+    found.learn(SHARDED, measured(1.0, reserve()))
+    found.learn(SHARDED, measured(2.0, reserve() + 1000))
     assert seconds(found, SHARDED) == pytest.approx([2.0])
 
 
@@ -103,7 +109,7 @@ def test_samples_are_near_by_their_quotient() -> None:
     found, plain = estimates(), estimates()
     many, few = Candidate(1), Candidate(1, micro_batches=4)
     for candidate, times in ((many, 2.0), (few, 9.0)):
-        found.learn(candidate, measured(times * seconds(plain, candidate)[0], RESERVE))
+        found.learn(candidate, measured(times * seconds(plain, candidate)[0], reserve()))
     middle = Candidate(1, micro_batches=2)
     assert seconds(found, middle)[0] / seconds(plain, middle)[0] == pytest.approx(9.0)
 
@@ -117,7 +123,7 @@ def test_those_like_one_that_is_refused_wait() -> None:
     alike = replace(refused, micro_batches=2)
     for one, two in zip(*(seconds(e, alike, Candidate(2)) for e in (after, before)), strict=True):
         assert one == 2 * two
-    after.learn(Candidate(2), measured(1.0, RESERVE))
+    after.learn(Candidate(2), measured(1.0, reserve()))
     assert seconds(after, Candidate(2)) == pytest.approx([1.0])
     assert seconds(after, alike)[0] == 2 * seconds(before, alike)[0]
     assert seconds(after, other)[0] > 0
@@ -134,7 +140,7 @@ def test_a_pipeline_stands_by_its_point_without_stages() -> None:
         found, whole = search.estimates.measures(candidate), planned(search, candidate)
         assert found is not None
         assert found.seconds == pytest.approx(whole.seconds, rel=0.15)
-        assert found.memory - RESERVE == pytest.approx(whole.memory - RESERVE, rel=0.15)
+        assert found.memory - reserve() == pytest.approx(whole.memory - reserve(), rel=0.15)
     assert len(search.estimates.looks) == 1
 
 
@@ -177,7 +183,7 @@ def test_what_lacks_little_stands_behind_by_what_it_lacks_and_other_points_behin
     free.look(SHARDED)
     took, held = free.about(SHARDED)
     for part, times in ((1.1, 1.0), (0.9, 1 / 0.9), (0.7, 1000 / 0.7)):
-        found = estimates(int(part * (held - RESERVE)))
+        found = estimates(int(part * (held - reserve())))
         found.learn(SHARDED, measured(took, held))
         order = float(found.of(CandidateTable.of([SHARDED])).seconds()[0])
         assert order == pytest.approx(times * took, rel=1e-3)
@@ -212,7 +218,7 @@ def test_what_comes_to_activations_is_the_same_for_more_samples() -> None:
 def test_what_an_earlier_search_measured_counts() -> None:
     free = begun(decoder(8), "h100x2")
     free.estimates.look(SHARDED)
-    looks, whole = free.estimates.looks, measured(1.5, RESERVE + 10)
+    looks, whole = free.estimates.looks, measured(1.5, reserve() + 10)
     learned = Learned({}, {}, {AGAIN: whole}, looks)
     found = SearchState(free.evaluator, free.lower_bounds, free.budget, learned).estimates
     assert found.probed(AGAIN)
@@ -225,7 +231,7 @@ def test_plans_and_looks_at_many_micro_batches_take_longer() -> None:
     """Half of the time depends on their number; of a computed schedule it is found by simulations."""
     found, many = estimates(), Candidate(2, micro_batches=4)
     assert found.seconds_of_probe(many) == 0.0
-    found.looks[Candidate(2)] = Probe(measured(1.0, RESERVE), 8.0)
+    found.looks[Candidate(2)] = Probe(measured(1.0, reserve()), 8.0)
     assert found.seconds_of_plan(Candidate(2)) == 8.0
     assert found.seconds_of_plan(many) == 20.0
     assert found.seconds_of_probe(many) == pytest.approx(20.0 * 7 / 8)
