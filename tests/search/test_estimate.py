@@ -26,7 +26,7 @@ PIPE = Candidate(1, stages=2, micro_batches=4, schedule="1f1b")
 
 
 @cache
-def reserve() -> Bytes:
+def reserve() -> int:
     """What devices keep for themselves."""
     return begun(decoder(8), "h100x2").lower_bounds.reserve
 
