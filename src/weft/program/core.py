@@ -36,13 +36,13 @@ from weft.units import Seconds
 @final
 @dataclass(slots=True)
 class Failed:
-    """A step or an update that has failed, after `number` steps.
+    """A step or an update that failed, after `number` steps.
 
     Attributes:
-        text: of what was raised, without what that holds on to, such as the program: it must be free to go.
-        changed: true if parameters or gradients had begun to change here.
+        text: of the error; the error itself would keep the program alive.
+        changed: true where parameters or gradients had begun to change here.
         renew: puts new executors in place of those that failed; every process must call it.
-        loaded: true if all that it may have changed was loaded since.
+        loaded: true where all that it may have changed was loaded since.
     """
 
     number: int
@@ -61,12 +61,11 @@ class ProgramCore:
     """The core of a program. Threads and groups of its ranks end with it, also when nobody closes the program.
 
     Attributes:
-        steps: made so far, those before a checkpoint that was loaded included; `first`: before the first one made here.
-        samples: of the last step, over all ranks. `metrics`: of it, by name.
-        waits: for the batches of the last steps that were made in a loop of weft's, by the number of the step.
-        loads: the acts that brought the batches of such steps where they were loaded ahead, likewise.
+        steps: made so far, with those before a loaded checkpoint; `first`: before the first one made here.
+        samples, metrics: of the last step: samples over all ranks; metrics by name.
+        waits, loads: by number of the step, in loops of weft's: waits for batches, and the acts that brought them.
         loading: the plan of the last loop that loads ahead; None before one.
-        failed: the step or update that failed last; None if the program can go on.
+        failed: the step or update that failed last; None where the program can go on.
         places: of the model's tensors, which are live already; compared before every step.
         close: ends threads and groups; nothing when called again.
     """

@@ -186,24 +186,15 @@ def _json(reports: list[Data]) -> str:
 
 
 def write_report(path: str | Path, *reports: Report) -> Path:
-    """Write reports as one file.
+    """Write reports, one or several to compare, as one HTML file; missing folders are made.
 
-    Args:
-        path: of the HTML file; folders that are missing are made.
-        reports: one, or several to compare.
-
-    Raises:
-        UserError: it cannot be written.
+    Raises UserError where it cannot be written.
     """
     return write_page(path, [each.data() for each in reports])
 
 
 def write_page(path: object, reports: Sequence[Data]) -> Path:
-    """Write the data of reports as one file, as `write_report` does.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write the data of reports as one HTML file; raises UserError where it cannot be written."""
     if not isinstance(path, str | Path) or not str(path).isprintable():
         raise wrong("the path of a report", "the path of a file", path)
     write_making_folder(path, page_of_data(reports), REPORT)

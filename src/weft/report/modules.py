@@ -151,12 +151,7 @@ def _boxed(value: Value, source: Layout, target: Layout) -> tuple[int, int]:
 
 
 def model_rows(compiled: Compiled, strategy: Strategy | None) -> dict[str, Any]:
-    """The rows of the tree and the choices that they name, as JSON has them.
-
-    Args:
-        compiled: with layouts.
-        strategy: that it was compiled by, for reasons; None leaves them out.
-    """
+    """The rows of the tree, and the choices that they name; `strategy`, for reasons, is that of the plan."""
     choices = Choices(compiled.graph)
     rows = [*_variables(compiled, strategy), *_modules(compiled.graph, choices)]
     return {"rows": rows, "choices": choices.found}

@@ -206,15 +206,7 @@ def rows_of(plan: RankPlan) -> tuple[str, ...]:
 
 @final
 class ActSlices:
-    """Makes slices of the acts of a rank, measured or simulated.
-
-    Args:
-        plan: of the rank.
-        lines: the user's line of each value.
-
-    Attributes:
-        names: what actors are called, by id.
-    """
+    """Makes slices of the acts of a rank, measured or simulated; `names` of actors by id."""
 
     def __init__(self, plan: RankPlan, lines: Lines) -> None:
         self._actors = plan.actors
@@ -230,14 +222,7 @@ class ActSlices:
         number: int,
         peers: tuple[int, ...],
     ) -> Slice:
-        """The slice of an act.
-
-        Args:
-            act: (actor, step, micro-batch).
-            span: (begin, end) in nanoseconds.
-            number: of the step, as it is shown.
-            peers: the ranks that it may wait for, if it is a communication.
-        """
+        """The slice of an act (actor, step, micro-batch); `number` of the step is shown; `peers` may be waited for."""
         id, step, micro = act
         actor, (begin, end) = self._actors[id], span
         known: Details = {"step": number}

@@ -188,15 +188,7 @@ def parts_of(
     communicating: Iterable[tuple[int, int]],
     waiting: Iterable[tuple[int, int]] = (),
 ) -> TimeParts:
-    """The shares of a rank's time, from intervals of nanoseconds.
-
-    Args:
-        rank: which.
-        steps: in order; they do not overlap.
-        computing: when the compute queue acts.
-        communicating: when communicators act.
-        waiting: when they wait for other ranks to begin.
-    """
+    """The shares of a rank's time, from intervals of nanoseconds; `waiting`: for other ranks to begin."""
 
     def seconds(intervals: Intervals) -> Seconds:
         return Seconds(sum((end - begin for begin, end in intervals)) / len(steps) / 1e9)

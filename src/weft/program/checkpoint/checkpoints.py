@@ -52,10 +52,8 @@ _claims: dict[Path, _Claim] = {}
 def claim_for_job(folder: Path, program: ProgramSaving) -> None:
     """Claim a folder for a program, and lock it for this job until the program is closed. Every process must call it.
 
-    A file system that knows no locks is taken as it is.
-
-    Raises:
-        UserError: on every process, when another open program, or a program of another job, saves there.
+    A file system that knows no locks is taken as it is. Raises UserError on every process, when another open program,
+    or one of another job, saves there.
     """
     folder = folder.resolve()
     held = _claims.get(folder)

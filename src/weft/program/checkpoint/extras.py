@@ -34,14 +34,14 @@ _log = logging.getLogger("weft")
 @final
 @dataclass(frozen=True)
 class Extras:
-    """The user's own, as a checkpoint takes it.
+    """The user's extras, as a checkpoint takes them.
 
     Attributes:
-        about: the part that is no tensor, as JSON; of the first process what is the same on all.
+        about: the part that is no tensor, as JSON; from the first process where it is the same on all.
         file: that this process writes.
-        pieces: of its tensors, whole, by name: those that all have alike in the first process, and in each its own.
-        shapes: shape and dtype of the tensors that all processes write so.
-        laid: the global ones, of which each process writes what falls to its ranks.
+        pieces: of its tensors, whole, by name: those that are the same on all are the first process's.
+        shapes: shape and dtype of these tensors of all processes.
+        laid: the global tensors, of which each process writes its ranks' part.
     """
 
     about: Mapping[str, Any]
@@ -52,12 +52,9 @@ class Extras:
 
 
 def extras_of(world: World, extra: Any) -> Extras:
-    """The extras of all processes. Every process must call it.
+    """The extras of all processes; entries that differ are kept for each. Every process must call it.
 
-    Entries that a process does not give are taken from the first process; entries that differ are kept for each.
-
-    Raises:
-        UserError: on all processes: it holds what no checkpoint takes, or other global tensors on another process.
+    Raises UserError on all, where one holds what no checkpoint takes, or where global tensors differ between processes.
     """
     states: dict[str, Any] = {}
 
@@ -142,17 +139,13 @@ def state_of(value: Any, where: str) -> Any:
 
 
 def read_extra(manifest: Manifest, objects: Mapping[str, Any], world: World) -> dict[str, Any]:
-    """The user's own of a checkpoint.
+    """The user's extras of a checkpoint; `objects`, by name, are to load some of them.
 
-    Tensors in it are whole, but for those that are where an object that is given has a global tensor of the same
-    shape: of these ranks read their parts, in its layout.
-
-    Args:
-        objects: that are to load it, by name.
+    Tensors are whole, but for those in the place of an object's global tensor of the same shape: these get its layout.
 
     Raises:
         DamagedCheckpoint: it is none.
-        UserError: it is not the same on all processes, and there are more or fewer than those that saved it.
+        UserError: it differs between processes, and there are more or fewer than those that saved it.
     """
     there: dict[str, Tensor] = {}
     for name, each in objects.items():

@@ -66,16 +66,9 @@ class Extent:
 def write_file(
     folder: Path, file: str, pieces: Mapping[str, tuple[Region, Tensor]]
 ) -> dict[str, int]:
-    """Write a file with a box of each of some tensors, and wait until it is on the disk.
+    """Write a file with a box of each of some tensors, and wait until it is on the disk; the checksums of the boxes.
 
-    Args:
-        pieces: by the tensor's name: where the box lies, and its values.
-
-    Returns:
-        The checksums of the boxes.
-
-    Raises:
-        UserError: it cannot be written, as where the disk is full.
+    `pieces`: by the tensor's name, where the box lies, and its values. Raises UserError where it cannot be written.
     """
     values = plain_values({name: tensor for name, (_, tensor) in pieces.items()})
     sharding = {name: {_OFFSETS: [at for at, _ in whole]} for name, (whole, _) in pieces.items()}

@@ -134,9 +134,7 @@ def load(
     Nothing is written before all names and shapes fit, all files are whole, and the user's objects have what is theirs.
 
     Args:
-        weights: the folder, and the names of its tensors here.
-        optimizers: whose options are loaded.
-        objects: get what was saved of an extra of their name, by `load_state_dict`.
+        objects: load what was saved of the extra of their name, by `load_state_dict`.
         model_only: leaves optimizers, steps and extras as they are.
 
     Returns:
@@ -337,12 +335,9 @@ def _kept(state: ProgramState, manifest: Manifest) -> dict[str, list[str]]:
 @final
 @dataclass(frozen=True)
 class _CheckpointReader:
-    """Reads what ranks hold.
+    """Reads what ranks hold, from the tensors `sources` of a checkpoint (None: the entry keeps its values).
 
-    Attributes:
-        sources: the tensor of the checkpoint from which each entry is read; None if it keeps what it has.
-        kept: for each parameter of the optimizers, the names of the states that the checkpoint has as tensors.
-        numbers: the states that are no tensors, by parameter.
+    `kept`: names of states that the checkpoint has as tensors, by parameter; `numbers`: its other states.
     """
 
     state: ProgramState

@@ -217,10 +217,9 @@ def _plainly_named(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
 
 
 def begin(path: Path, replaces: bool = False) -> Path:
-    """Make an empty folder, in which a checkpoint is written that is to be at `path`. Two at once have two.
+    """Make an empty folder, in which a checkpoint for `path` is written. Two at once have two.
 
-    Raises:
-        UserError: something is at `path`, and is not to be replaced; or it cannot be written there.
+    Raises UserError where something is at `path` and is not to be replaced, or nothing can be written there.
     """
     if path.exists() and not replaces:
         raise UserError(f"{path} exists; give a path where nothing is")
@@ -257,8 +256,7 @@ def put_back(path: Path) -> None:
 def publish(beside: Path, path: Path, manifest: Manifest, replaces: bool = False) -> None:
     """Put a checkpoint whose files are written in its place, all at once; what it replaces goes then.
 
-    Raises:
-        UserError: a file is not there, as where hosts do not share the folder; or the place cannot be written.
+    Raises UserError where a file is missing, as where hosts do not share the folder, or the place cannot be written.
     """
     files = {extent.file for each in manifest.tensors.values() for extent in each.extents}
     missing = sorted(file for file in files if not (beside / file).exists())

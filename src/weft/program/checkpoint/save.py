@@ -46,7 +46,6 @@ class WriteJob:
         files: boxes of tensors, by file and by the tensor's name.
         tensors: whole shape and dtype of all that is saved; `about` is what is no tensor.
         rank: the first of this process; `processes` are the first ranks of all.
-        replaces: whether something may be at `path`.
     """
 
     path: Path
@@ -178,11 +177,8 @@ def save(
     Args:
         path: a folder on a file system that all processes see.
         before: an earlier checkpoint of the program that may still be written.
-        wait: False returns as soon as all is copied, and writes meanwhile.
+        wait: False returns, once all is copied, the work that continues; else the result is None.
         replaces: True puts it in the place of what is there.
-
-    Returns:
-        The work that continues; None if it is done.
 
     Raises:
         UserError: on all processes, when one cannot write; nothing is at `path` then. Where `before` has failed.

@@ -33,11 +33,10 @@ class RowsOfBatch:
     """Some rows of a batch. `Program.step` takes it as it takes the whole batch.
 
     Attributes:
-        batch: as it was collated of these rows alone: tensors with as many rows.
-        rows: their places in the whole batch, in order.
-        size: how many rows the whole batch has.
-        samples: a checksum of the numbers of all its samples, which all processes must have alike.
-        sums: of samples that all have loaded, to be compared before the step.
+        batch: collated of these rows alone: tensors with as many rows.
+        rows: their places in the whole batch, of `size` rows, in order.
+        samples: a checksum of the numbers of all its samples, the same on all processes.
+        sums: checksums of samples that all processes loaded, to be compared before the step.
     """
 
     batch: Any
@@ -49,9 +48,8 @@ class RowsOfBatch:
     def part(self, key: str, leaf: Tensor, shape: tuple[int, ...], region: Region) -> Tensor:
         """The region of a leaf's input that a rank takes; raises BatchError where this process has not all rows of it.
 
-        Args:
-            leaf: its rows.
-            shape: of the input: [batch, ...], or [micro-batches, part of the batch, ...].
+        `leaf` has the rows of this process; `shape` is the input's: [batch, …], or [micro-batches, part of the batch,
+        …].
         """
         cut = len(shape) > leaf.dim()
         wanted = rows_in(shape, region, cut)
@@ -128,12 +126,10 @@ def is_on_the_host(batch: Any) -> bool:
 @final
 @dataclass(frozen=True)
 class LoadedLeaf:
-    """An entry of the batch, with its key for users, the name of its input, its shape as this process loads it.
+    """An entry of the batch: its key for users, the name of its input, its shape as this process loads it.
 
-    Attributes:
-        parts: for each rank of this process that takes some of it, the region of the input, which has a dimension
-            more where there are micro-batches.
-        devices: of these ranks, by name.
+    `parts`: the region of the input that each rank of this process takes, with a dimension more for micro-batches;
+    `devices`: of these ranks, by name.
     """
 
     key: str
@@ -151,9 +147,8 @@ class BatchPlaceholders:
     A tensor that has not as many rows as `RowsOfBatch` is the same for the whole batch, and stands for itself.
 
     Attributes:
-        batch: the nest of its leaves.
         rows: that this process has; None if it has all of plain tensors.
-        held: of each stand-in, by its id, what this process has: rows, or parts of a global tensor.
+        held: by the id of a stand-in, what this process has: rows, or parts of a global tensor.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -188,13 +183,7 @@ class BatchPlaceholders:
 
 @final
 class Feeder:
-    """Cuts the batches of a program for the ranks of this process.
-
-    Args:
-        spec, graph: what a batch looks like, and the layouts of its leaves.
-        devices: of the ranks of this process.
-        compared: true if other processes must be given the same batches, so that checksums are wanted.
-    """
+    """Cuts the batches of a program for the ranks of this process; `compared`: with those of other processes."""
 
     def __init__(
         self,
@@ -221,14 +210,10 @@ class Feeder:
     def feeds(
         self, batch: Any, step: int = 0
     ) -> tuple[dict[int, dict[str, Tensor]], BatchChecksums]:
-        """For each rank, its part of every leaf by key, contiguous and on its device; and checksums of all of them.
+        """Each rank's part of every leaf by key, contiguous and on its device; and checksums of all leaves.
 
-        Args:
-            batch: built like the example; what was cut ahead as this one cuts is taken as it is.
-            step: of the program; decides how much of the batch the checksums look at.
-
-        Raises:
-            BatchError: when the batch differs from the example.
+        `batch` may be cut ahead; `step` decides how much of it the checksums read. Raises BatchError where it differs
+        from the example.
         """
         other = batch.feeder if isinstance(batch, CutBatch) else None
         alike = other is self or (
@@ -252,8 +237,7 @@ class Feeder:
     def cut(self, batch: Any) -> CutParts:
         """The parts of a batch. Other ranks are needed only where leaves are global tensors; else any thread may call.
 
-        Raises:
-            BatchError: when the batch differs from the example.
+        Raises BatchError when the batch differs from the example.
         """
         given, held = BatchPlaceholders(batch), dict[str, Tensor]()
         leaves = self._spec.read_batch(batch) if given.rows is None else None

@@ -48,11 +48,9 @@ _EMPTY = ((0,), "bool")
 
 
 def loading_plan(rank: int, leaves: Sequence[LoadedLeaf], ahead: int) -> RankPlan:
-    """The plan by which one process loads the leaves of its batches.
+    """The plan by which a process, whose first rank is `rank`, loads the leaves of its batches.
 
-    Args:
-        rank: the first of this process.
-        ahead: how many batches may be loaded before their step, 1 at least: the credits of all registers together.
+    `ahead`: how many batches may be loaded before their step, from 1: the credits of all registers together.
     """
     cuts = ahead > 1
     loaded = [LocalValue(each.name, each.shape, each.dtype) for each in leaves]
@@ -116,11 +114,11 @@ class LoadingActs(NamedTuple):
 
 @final
 class PrefetchedBatches(NamedTuple):
-    """The way of batches to their steps, where some are loaded ahead of these.
+    """The way of batches to their steps, if some are loaded ahead.
 
     Attributes:
-        plan: given the rows of a whole batch that this process loads (None for all), of `loading_plan`.
-        cut: cuts a batch for its step; on another thread than that of the steps.
+        plan: given the rows of a batch that this process loads (None for all), of `loading_plan`.
+        cut: cuts a batch for its step, on another thread than that of the steps.
         note: is told the acts of each batch, before its step, on the thread of the steps.
     """
 
@@ -137,14 +135,13 @@ def prefetched(
 ) -> Iterator[Any]:
     """The same items in the same order, each cut, as the actors of a plan bring them.
 
-    An error of `items` is raised at its place among the batches. Threads end with the iterator that is returned: what
-    has been taken by then, and was not asked for, is dropped.
+    An error of `items` is raised at its place. Threads end with the iterator that is returned, and drop what was not
+    asked for.
 
     Args:
-        items: of batches.
         plan: of `loading_plan`.
         cut: makes of an item what its step is given; must not raise. Called by a thread, where the plan has a copy.
-        note: is told the acts of each item before it is given, where it is given.
+        note: is told the acts of each item before the item is given.
     """
     loading = _Loading(items, plan, cut)
     try:

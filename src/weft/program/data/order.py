@@ -68,13 +68,9 @@ def mixed(*numbers: int) -> int:
 def order_of(
     dataset: Any, sampler: Iterable[int] | None, shuffle: bool, seed: int, epoch: int
 ) -> list[int]:
-    """The numbers of the samples of an epoch, in order.
+    """The numbers of the samples of an epoch, in an order that `seed` and `epoch` decide.
 
-    Args:
-        dataset: with a length.
-        sampler: gives the numbers; what it draws from torch's generators is drawn by seed and epoch.
-        shuffle: True for a permutation.
-        seed, epoch: decide it.
+    A sampler gives the numbers, and draws by seed and epoch too; without one, `shuffle` makes a permutation.
     """
     if sampler is not None:
         if iter(sampler) is sampler:
@@ -106,11 +102,8 @@ def by_similar_lengths(
 ) -> list[int]:
     """The same samples, so that those of a batch have lengths alike, and little of it is padding.
 
-    Runs of some batches are put in order of their lengths; what is left for a last, shorter batch stays where it is.
-
-    Args:
-        order: numbers of samples.
-        seed: of the order of batches; None leaves them as they are, the longest of a run first.
+    Runs of some batches are put in order of their lengths; the samples of a last, shorter batch stay where they are.
+    `seed` shuffles the batches; None leaves them, the longest of a run first.
     """
     full = len(order) - len(order) % size
     batches: list[list[int]] = []

@@ -148,10 +148,7 @@ class Samples(Dataset[LoadedRows]):
 class Stream(IterableDataset[tuple[int, LoadedRows]]):
     """Rows of the batches of an iterable dataset, which is read in order, and draws by `seed`.
 
-    Args:
-        size, rows: samples of a batch, and those rows of each that are wanted.
-        skipped: batches that are passed over first.
-        compared: true if all samples of each batch are to be compared.
+    Each batch of `size` samples gives its `rows`, after `skipped` batches; `compared`: with checksums of all samples.
     """
 
     def __init__(

@@ -66,12 +66,7 @@ KINDS = tuple(each.name for each in fields(Memory))
 @final
 @dataclass(frozen=True)
 class RankMemory:
-    """The peak of one rank.
-
-    Attributes:
-        predicted: what the plan says, by kind, at the moment when it is most.
-        measured: what tensors took in the first step at their most; None before it.
-    """
+    """The peak of one rank: as the plan says it, by kind; and of tensors in the first step, None before it."""
 
     rank: int
     predicted: Memory

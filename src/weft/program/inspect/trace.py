@@ -66,13 +66,9 @@ class Trace:
         return Seconds(sum(each.exposed for each in self.parts) / len(self.parts))
 
     def write(self, path: str | Path, predicted: Sequence[RankTrace] = ()) -> None:
-        """Write it for ui.perfetto.dev or chrome://tracing; folders that are missing are made.
+        """Write it for ui.perfetto.dev or chrome://tracing, beside `predicted` timelines, in processes of their own.
 
-        Args:
-            predicted: the timelines of ranks to put beside it, in processes of their own.
-
-        Raises:
-            UserError: it cannot be written.
+        Folders that are missing are made. Raises UserError where it cannot be written.
         """
         content = trace_content(self.ranks, predicted, self.batch)
         write_making_folder(path, json.dumps(content), "the timeline")

@@ -54,14 +54,13 @@ def initial_values(
 ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     """Every parameter and buffer of a model, tied ones once: its name, itself and its value.
 
-    The value of a tensor is itself, unless it is on the meta device: then its module is filled, as when it was built,
-    on `device`: by its `reset_parameters()`, or by `_init_weights(module)` of the model around it, as those of
-    `transformers` and `timm` have it. Only one such module is whole at a time. Call `check_initial_values` first.
+    A tensor is its own value, unless it is on the meta device: then its module is filled on `device`, by
+    `reset_parameters()`, or by `_init_weights(module)` of the model around it, as in `transformers` and `timm`. Only
+    one such module is whole at a time. Call `check_initial_values` first.
 
     Args:
-        model, device: whose values, and where.
         agree: calls what fills a module, and raises when that fails on any process.
-        later: names of tensors that get their values later; those on the meta device have None.
+        later: names of tensors that get their values later; on the meta device their value is None.
     """
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -176,16 +175,14 @@ def take_over(
     placement: Placement,
     later: Collection[str] = (),
 ) -> dict[int, Variables]:
-    """Make the tensors of a model those of a program, and give every rank of this process its part.
+    """Make the tensors of a model those of a program; the part that each rank of this process has.
 
-    With several ranks they become `GlobalTensor`s; with one they stay ordinary tensors. Values are
-    those of the first process; one tensor is whole at a time.
+    With several ranks they become `GlobalTensor`s; with one they stay ordinary tensors. Values are those of the first
+    process; one tensor is whole at a time.
 
     Args:
-        model: plain, on the meta device, or live already.
-        graph: compiled; says how parameters and buffers are laid out.
         stored: by key, the axis along which a layout is only how a tensor is stored.
-        later: names of tensors that get their values later: those on the meta device are zero until then.
+        later: names of tensors that get their values later; those on the meta device are zero until then.
 
     Raises:
         UserError: on every process, before anything is taken over, what one of them finds against it.

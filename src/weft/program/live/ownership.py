@@ -72,10 +72,9 @@ def global_variables(model: nn.Module) -> dict[str, Any]:
 
 
 def live_shardings(model: nn.Module, world: World) -> LiveShardings:
-    """The layouts of those tensors of a model that open programs hold: another program must take them so.
+    """The layouts of a model's tensors that open programs hold, for another program. Every process must call it.
 
-    A program that nobody closed ends on each process in its own time; it counts until it has ended
-    on all. Every process must call it.
+    A program that nobody closed ends on each process in its own time; it counts until it has ended on all.
     """
     own = "\n".join(held_names(model))
     names = {

@@ -198,7 +198,7 @@ def without_ddp_reducers(model: nn.Module) -> Iterator[None]:
         vars(wrapper)["forward"] = wrapper.module.forward
 
 
-# Values of a live model as plans want them: cut, laid, and whole again.
+# Conversion of a live model's values to the layouts of plans, and back to whole tensors.
 #
 # `swap` gives a tensor object another content, so that all who hold the object see it. Private API:
 # `torch._C._swap_tensor_impl`, `Tensor._use_count`. `torch.utils.swap_tensors` does the same, but refuses tensors that
@@ -291,9 +291,9 @@ def check_unused(tensor: Tensor, name: str) -> None:
     # A graph that has run backward still ends in what adds the gradient up.
     if uses > (2 if tensor.requires_grad else 1):
         raise UserError(
-            f"{name} cannot be taken over, as a graph of autograd needs its values: let the losses and outputs of "
-            "earlier calls of the model go (del loss), or run their backward, first. Or there is a view of it, such as "
-            "a buffer tensor[:3]: give it memory of its own, tensor[:3].clone()"
+            f"{name} cannot be moved to the program, as an autograd graph needs its values: let the losses and "
+            "outputs of earlier calls of the model go (del loss), or run their backward, first. Or there is a view "
+            "of it, such as a buffer tensor[:3]: give it memory of its own, tensor[:3].clone()"
         )
 
 

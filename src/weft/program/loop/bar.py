@@ -29,12 +29,7 @@ _SHOWN = 4
 
 @final
 class ProgressBar:
-    """Counts steps and samples, and shows them where it is asked to.
-
-    Args:
-        shown: True to show it, where stderr is a terminal.
-        steps: that there will be; None if nobody knows.
-    """
+    """Counts steps and samples, and shows them on a terminal; `steps`: of all, None if not known."""
 
     def __init__(self, shown: bool, steps: int | None) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

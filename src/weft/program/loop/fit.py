@@ -158,11 +158,7 @@ class _Loop:
     Attributes:
         saved, scored: steps of the last checkpoint, and of the last one that has a score.
         made, counted: epochs of a loader that does not count them itself: made, and in the last checkpoint.
-        seen: names of all figures so far.
-        unscored: how many checkpoints have none that is the score.
-        last: the last figure of each name.
         told: a step, and the figures that were told of it.
-        evaluated_at: the step of the last evaluation.
         before: the step of the last figures.
     """
 

@@ -58,11 +58,9 @@ AUTO = "auto"
 def asked_of(
     strategy: Strategy | Auto | str | None, batch: object
 ) -> tuple[Strategy | None, Auto | None]:
-    """The strategy that `strategy=` fixes, and the search that it asks for, if it asks for one.
+    """The strategy that `strategy=` fixes, and the search that it asks for.
 
-    Raises:
-        StrategyError: it is another text.
-        UserError: a search beside batches of rows of each process.
+    Raises UserError for a wrong argument, and for a search where each process brings rows of the batch.
     """
     if isinstance(strategy, str) and strategy != AUTO:
         raise wrong(
@@ -90,19 +88,12 @@ def asked_of(
 def chosen(
     world: World, step: Step, placement: Placement, auto: Auto, spare: int = 0
 ) -> list[PlacedStrategy]:
-    """The strategy that a search finds, and the ranks of a placement in its grid. Every process must call it.
+    """Search on the first rank; the best strategies and their placements, on all ranks. Every process must call it.
 
-    Where the search is to measure, as many as it says, not all of one kind, the fastest by simulation first.
-
-    Args:
-        world: of all ranks.
-        step: that is compiled.
-        placement: the ranks, all of which take part, in any grid.
-        auto: the search.
-        spare: so many more strategies are returned, as far as there are.
+    Where the search is to measure, there are several strategies, the fastest by simulation first, and `spare` more.
 
     Raises:
-        UserError: on all ranks, when no strategy fits, or an argument of the search is none.
+        UserError: on all ranks, when no strategy fits, or an argument of the search cannot be.
         StrategyError: on all ranks, when a fixed stage is on a rank that is not in the placement.
     """
     Budget.of(auto.seconds, auto.moves)
@@ -190,10 +181,9 @@ _log = logging.getLogger("weft")
 @final
 @dataclass(frozen=True)
 class Trials:
-    """Trials of strategies for one step: some steps each, for real, on values of their own.
+    """Trials of strategies for one step: some real steps each, on copies of the model's values.
 
-    The user's model, optimizer and batch are read, never written. One candidate is in memory at a time, beside the
-    model. One that fails while it runs, as without room for its copies, is left out: the model has lost nothing.
+    One candidate is in memory at a time, beside the model. A candidate that fails, as for want of memory, is left out.
     """
 
     world: World
@@ -201,16 +191,12 @@ class Trials:
     kernels: Kernels
 
     def fastest(self, candidates: Sequence[PlacedStrategy]) -> PlacedStrategy:
-        """The fastest candidate; of those that are about as fast the one that says the least, then the first.
+        """The fastest of some candidates, given in the order of their simulated times. Every process must call it.
 
-        Candidates near the fastest run again, in reverse and back, until trials tell them apart: other load of the
-        machine must not decide between them. The least time of a candidate counts; how far its two fastest trials
-        are apart, in the median of all, says how far others may, and be equally fast. One that says more must besides
-        be faster by 3 %. Candidates that cannot be planned here, or fail while they run, are left out, unless all
-        are. Each process must call it; all get the same.
-
-        Args:
-            candidates: those first that should be faster, as simulated.
+        Candidates near the fastest run again, in reverse and back, until trials tell them apart, as other load of the
+        machine must not decide. The least time of a candidate counts. Candidates are equally fast within the distance
+        of a candidate's two fastest trials (median of all); then the shortest strategy wins, which a longer one must
+        beat by 3 %.
 
         Raises:
             UserError: no candidate can be planned.
@@ -251,15 +237,9 @@ class Trials:
     def lying_alike(
         self, found: Sequence[PlacedStrategy], count: int, held: LiveShardings
     ) -> list[PlacedStrategy]:
-        """The first strategies that lay out the model as open programs do. Every process must call it.
+        """The first `count` strategies that lay out the model as open programs do (`held`). Every process must call it.
 
-        Args:
-            found: the fastest first.
-            count: how many are returned at most.
-            held: how open programs lay the model.
-
-        Raises:
-            UserError: on all ranks, when none does.
+        Raises UserError on all ranks, when none does.
         """
         alike: list[PlacedStrategy] = []
         refused = UserError("there is none")
@@ -301,12 +281,9 @@ class Trials:
         found.setdefault(number, []).append(seconds)
 
     def seconds(self, strategy: Strategy, placement: Placement) -> Seconds:
-        """Seconds of a step, the median of some, on the slowest rank; the same on all. Every process must call it.
+        """Seconds of a step on the slowest rank, the median of some; the same on all. Every process must call it.
 
-        Raises:
-            UserError: on all ranks, when the strategy cannot be planned.
-            TrialFailure: on all ranks, which can go on, when it failed on one.
-            RankFailure: a rank died, or did not answer.
+        Raises UserError or TrialFailure on all ranks, which can go on, if it cannot be planned, or failed on one.
         """
         setting, planned = self._laid(strategy, placement)
         variant = variant_of(setting, 0, planned, self.step.optimizers)

@@ -199,10 +199,9 @@ def compiled_like(
     clipped: bool = False,
     others: Iterable[Input] = (),
 ) -> Compiled:
-    """`graph` on the stages of a training step, with its variables, and leaves of its batch, as they are laid out.
+    """`graph` on the stages of a training step, with its variables, and leaves of its batch, as they lie.
 
-    Gradients are clipped and measured as in that step only where it is said. `others` are variables that are laid out
-    as an earlier step had them.
+    `clipped`: gradients are clipped and measured as in that step. `others`: variables that an earlier step laid.
     """
     old = setting.options
     options = Options(old.cost_model, stages=old.stages, own_kernels=old.own_kernels)

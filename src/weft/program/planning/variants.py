@@ -91,11 +91,7 @@ class Variant:
         update: bool,
         checksum: Callable[[tuple[int, ...]], int] | None,
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Run step `number` of the program on what each rank takes of a batch; its results, and metrics.
-
-        Args:
-            checksum: that messages among some ranks carry; None if there is nothing to compare.
-        """
+        """Run step `number` on the leaves of each rank; messages carry the `checksum`, if there is one."""
         numbers = self.numbers
         self.guards.outside.follow(self.executors.values())
         for executor in self.executors.values():
@@ -123,13 +119,11 @@ class Variants:
     """The variants of one program: the first, and more for other shapes of the batch and other values of Python.
 
     Args:
-        first: as compiled.
-        plan: what the step is for another batch, or as things are now, as `plan(batch)`; needs no
-            other process.
+        plan: plans the step for a batch, as things are now; needs no other process.
         note: is told each plan that is built.
 
     Attributes:
-        current: the one that ran last, or is to run.
+        current: the variant that ran last, or is to run.
     """
 
     def __init__(
@@ -154,17 +148,14 @@ class Variants:
     def feeds(
         self, batch: Any, step: int, enter: Callable[[str], object]
     ) -> tuple[dict[int, dict[str, Tensor]], BatchChecksums]:
-        """The leaves that each rank takes of a batch, and its checksums; afterwards `current` is the variant for it.
+        """Give each rank its leaves of a batch, and their checksums; `current` is the variant for it then.
 
         Args:
-            batch: of any shape, cut ahead or not.
-            enter: is told which variant it is as soon as that is known, before anything needs the
-                other ranks.
+            enter: is told the variant as soon as it is known, before any exchange with other ranks.
 
         Raises:
-            BatchError: when the batch differs from the example in more than shapes, or there are
-                too many plans for shapes.
-            UserError: when there are too many plans for values of Python.
+            BatchError: the batch differs from the example in more than shapes, or there are too many plans for shapes.
+            UserError: there are too many plans for values of Python.
         """
         self.current.feeder.note_constants(batch)
         changed = self.current.guards.changed()
@@ -300,12 +291,7 @@ def lying_in(compiled: Compiled, roles: Collection[Role] = VARIABLE_ROLES) -> Li
 
 
 def check_lying(compiled: Compiled, given: LiveShardings, where: str, remedy: str) -> None:
-    """Raise UserError, naming the first variable of a plan that would not be laid out as it is already.
-
-    Args:
-        given: how they are laid out, as `where` laid them; what it does not name may be laid out in any way.
-        remedy: what would do, too.
-    """
+    """Raise UserError, naming the first variable that a plan lays otherwise than `where` did (`given`)."""
 
     def text(lying: LiveShardings, key: str) -> str:
         shares = lying.shares.get(key)
@@ -341,12 +327,11 @@ class Planner:
         begin: Callable[[str], None] = lambda _: None,
         like: Compiled | None = None,
     ) -> Planned:
-        """Capture a step, and compile it; needs no other process.
+        """Capture a step for one shape of the batch, and compile it; needs no other process.
 
         Args:
-            step: for one shape of the batch.
-            begin: is told what begins.
-            like: the plan for another shape, which has decided where parameters and buffers lie.
+            begin: is told each phase that begins.
+            like: the plan for another shape, which fixes how parameters and buffers lie.
         """
         placements = stage_placements(self.options.stages, self.placement)
         begin("capturing")
@@ -404,10 +389,7 @@ def planner_of(
 def agreed_costs(world: World) -> Costs | None:
     """The costs of the first rank's machine, on all ranks; None for usual devices. Every process must call it.
 
-    Nothing is measured but the links between several hosts, for which the nearest kinds stand in.
-
-    Raises:
-        UserError: on all ranks, when the first one cannot read what was measured there.
+    Only links between hosts are measured. Raises UserError on all ranks, when the first cannot read its measured costs.
     """
 
     def measured() -> str:

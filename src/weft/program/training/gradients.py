@@ -33,11 +33,7 @@ _gradient = attrgetter("grad")
 
 
 def check_adding(graph: LogicalGraph, update: bool) -> None:
-    """Raise UserError unless the gradients of several steps may simply be added up.
-
-    Args:
-        update: true if a step is to update, by its gradients and those that are in `parameter.grad`.
-    """
+    """Raise UserError unless gradients of steps may be added up; `update`: a step is to update by their sum."""
     where = "step(…, update=False)"
     updates = [each for each in graph.of_kind(Update) if each.rule != "copy"]
     if not updates:
@@ -122,12 +118,9 @@ class Gradients:
             return not all(map(is_, map(_gradient, self._parameters.values()), repeat(None)))
 
     def check_update(self, compiled: Compiled) -> None:
-        """Check that an update can use what is in `parameter.grad`, and what a step adds to it.
+        """Raise UserError where a parameter has a gradient, in `parameter.grad` or from a step, that no step updates.
 
         Says once that a step adds to gradients that no step has left.
-
-        Raises:
-            UserError: naming a parameter that has a gradient, and that no step updates.
         """
         given = self.keys()
         self._graded((*given, *self.updated_by(compiled)))

@@ -99,11 +99,10 @@ class States:
                         yield from (each for each in kept.values() if isinstance(each, Tensor))
 
     def show(self, updated: Collection[str] = (), surely: bool = True) -> None:
-        """Let the user's optimizer hold what the ranks have made in a step; some microseconds when that is nothing.
+        """Let the user's optimizer hold what the ranks have made in a step; some microseconds when nothing is new.
 
-        Args:
-            updated: the parameters that the step has updated, on whatever rank.
-            surely: False if the update may have been skipped.
+        `updated`: the parameters that the step has updated, on whatever rank; `surely`: the update cannot have been
+        skipped.
         """
         made = self._version != self._versions()
         for member in self._members.values() if made else ():
@@ -193,11 +192,7 @@ class States:
 
 
 def check_states(model: nn.Module, optimizers: Optimizers, graph: LogicalGraph) -> None:
-    """Check that what the user's optimizers hold fits a plan; needs no other process.
-
-    Raises:
-        UserError: names a state that the update does not have, that has another shape, or is None beside others.
-    """
+    """Raise UserError unless what the optimizers hold fits a plan: names, shapes, none None beside others."""
     for member in updated(model, graph):
         optimizer, _ = optimizers.place(member.update.group)
         member.check_states(optimizer.state.get(member.parameter, {}))
@@ -240,13 +235,10 @@ def _keep(variables: Variables, key: str, own: dict[str, Any] | None) -> bool:
 class MainParameters:
     """The FP32 main parameters of all ranks of this process.
 
-    Args:
-        variables: of the ranks, with their FP32 main parameters.
-
     Attributes:
-        nodes: of all FP32 main parameters, by key, as the plans have them that ran so far.
-        waiting: FP32 main parameters of parameters that no plan updates so far, by the parameter, as a checkpoint had
-            them: laid like the parameter, or whole where it is an ordinary tensor.
+        nodes: the inputs of all FP32 main parameters, by key, as the plans have them that ran so far.
+        waiting: FP32 main parameters, from a checkpoint, of parameters that no plan updates so far, by the
+            parameter: laid out like it, or whole if it is an ordinary tensor.
     """
 
     def __init__(self, variables: Mapping[int, Variables]) -> None:

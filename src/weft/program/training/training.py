@@ -31,11 +31,7 @@ from weft.runtime.memory.heap import defragment
 
 @final
 class Training:
-    """The states, FP32 main parameters and gradients of a program; of one that evaluates, none.
-
-    Args:
-        optimizers: the user's; none in evaluation.
-    """
+    """The states, FP32 main parameters and gradients of a program; a program that evaluates has none."""
 
     def __init__(self, setting: ProgramSetting, optimizers: Optimizers) -> None:
         self._setting = setting
@@ -47,11 +43,7 @@ class Training:
         self._adding: Variants | Callable[[], Variants] | None = None
 
     def add_plan(self, compiled: Compiled) -> None:
-        """A plan of a step is to run. Every process must call it.
-
-        Raises:
-            UserError: on every process, as `check_states` and `check_step_hooks`.
-        """
+        """A plan is to run. Every process must call it, and raises UserError as `check_states` does."""
         if not self.optimizers:
             return
         model, graph = self._setting.model, compiled.graph
@@ -77,13 +69,12 @@ class Training:
     def show(self, graph: LogicalGraph, updated: Collection[str] | None, room: int) -> None:
         """Show the user what a step has made, where it will stay; after an update, schedulers and hooks see it.
 
-        Some microseconds when that is nothing. Ranks of this process may have run none of an optimizer's updates.
+        Some microseconds when nothing is new. Ranks of this process may have run none of an optimizer's updates.
 
         Args:
-            graph: of the step.
-            updated: the parameters that it has updated, on whatever rank; None if it was a step without an update.
+            updated: the parameters that the step has updated, on whatever rank; None for a step without an update.
             room: bytes that copies of all new states may take, which move to one place. Tensors of third-party
-                optimizers stay: such optimizers may hold views of them.
+                optimizers stay, as such optimizers may hold views of them.
 
         Raises:
             UserError: a hook reads a gradient, which an update has used.

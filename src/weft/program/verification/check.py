@@ -51,14 +51,12 @@ _WIDEST = {float: torch.float64, complex: torch.complex128}
 
 
 def verified(subject: Subject, batch: Any) -> Verified:
-    """Compare a step of the plan with a plain one; the program is afterwards as it was.
+    """Compare a step of the plan with a plain one; the program is afterwards as it was. Every process must call it.
 
-    Where that is the step in which states begin, the next one is compared, too: it is the first to go by them.
-
-    Every process must call it, and all raise alike.
+    Where states begin in this step, the next one, which is the first to use them, is compared too.
 
     Raises:
-        VerificationError: naming the first result that differs.
+        VerificationError: on all processes, naming the first result that differs.
     """
     check_values(batch)
     core = subject.core
@@ -367,11 +365,9 @@ class Planned:
 
     Attributes:
         outputs: leaves of what `step` returns, in order, by their paths.
-        gradients: before they are clipped; None if a step cannot leave them.
-        tensors: parameters and buffers.
-        states: of the optimizer, by parameter and name.
-        skipped: true if there was no update, as a gradient was not finite.
-        metrics: as `Program.metrics`.
+        gradients: before they are clipped; None where a step cannot leave them.
+        tensors: parameters and buffers, after the step; `states` of the optimizer, by parameter and name.
+        skipped: true where there was no update, as a gradient was not finite.
     """
 
     outputs: dict[str, Any]

@@ -29,15 +29,13 @@ _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 @final
 @dataclass(frozen=True)
 class Compared:
-    """A tensor of both steps, or a value.
+    """A result of both steps.
 
     Attributes:
-        kind: "output", "gradient", "buffer", "parameter" or "state".
-        name: as users call it.
-        difference: the largest, of the plan's and the plain one.
-        allowed: what rounding may make.
+        kind: "output", "gradient", "buffer", "parameter" or "state"; `name` is the user's.
+        difference: the largest, of the plan's and the plain one; `allowed`: what rounding may make.
         scale: the largest element of the plain one.
-        text: what else differs; empty if numbers do.
+        text: what else differs; empty where numbers do.
     """
 
     kind: str
@@ -72,9 +70,7 @@ def compare(
 ) -> Compared:
     """Compare what the plan gives with what a plain step gives: a tensor, a plain value or None.
 
-    Args:
-        noise: what a rounding of all parameters moves.
-        by: what a rounding is.
+    `noise`: how far a rounding of all parameters moves it; `by`: what a rounding is.
     """
     if not isinstance(expected, Tensor):
         return Compared(kind, name, text=_plainly(found, expected))
@@ -123,12 +119,7 @@ def largest(tensor: Tensor) -> float:
 def moved(
     values: Mapping[str, Tensor], parameters: Collection[str], eps: float, seed: int
 ) -> dict[str, Tensor]:
-    """The values of parameters and buffers, those of parameters moved by `eps` of each, up or down at random.
-
-    Args:
-        eps: relative; a dtype that is coarser has its own.
-        seed: other ups and downs.
-    """
+    """Move each value of `parameters` by `eps` of itself (at least by its dtype's), up or down, drawn by `seed`."""
     generator = torch.Generator().manual_seed(seed)
 
     def move(value: Tensor) -> Tensor:

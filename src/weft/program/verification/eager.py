@@ -177,13 +177,10 @@ Results: TypeAlias = "dict[tuple[str, str], Any]"
 @final
 @dataclass(frozen=True)
 class PlainStep:
-    """A step run by plain PyTorch.
+    """A step run by plain PyTorch: number `number` of a program, with its seed.
 
-    Attributes:
-        casts: the precision of the strategy.
-        micro_batches: their number; each BatchNorm takes statistics of its own of each.
-        seed, number: of the program, and of its step.
-        scale: of the loss, with float16.
+    `casts`: of the strategy's precision; each BatchNorm takes statistics of each of the `micro_batches`; `scale`: of
+    the loss, with float16.
     """
 
     step: Step
@@ -290,13 +287,11 @@ _PARTS = (*(1.0, 0.25, 0.05, 0.01), *(-1.0, -0.25, -0.05, -0.01))
 @final
 @dataclass(frozen=True)
 class PlainUpdate:
-    """An update by plain PyTorch.
+    """An update by plain PyTorch: all tensors whole, by key.
 
     Attributes:
-        tensors: the live parameters, by key.
-        values: whole, before the update; of FP32 main parameters where there are any.
-        states: whole, before the update, by key and name.
-        gradients: whole.
+        tensors: the live parameters.
+        values: before the update; of FP32 main parameters where there are any.
         bounds: how far rounding may move an element of each gradient.
         clip: the norm to which all gradients together are clipped.
     """
