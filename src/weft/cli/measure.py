@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import final
 
-from weft.cli.capture import find_function
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from weft.cli.capture import find_function, find_job
 from weft.cli.run import RunOptions, run_script
 from weft.hardware.measured_costs import PROCESSES, RANKS, THREADS, Measurements
-from weft.hardware.measured_store import cores, measured_folder, stored_measurements
-from weft.strategy.strategy import Strategy
+from weft.hardware.measured_store import (
+    cores,
+    measured_folder,
+    store_measurements,
+    stored_measurements,
+)
+from weft.planning.progress import display_options, is_terminal
+from weft.program.profiling.typical_steps import measured_job, measured_machine
+from weft.runtime.world.distributed import current_world
+from weft.runtime.world.world import local_world
+from weft.strategy import Strategy
 from weft.units import counted, seconds_text
 
-SCRIPT = Path(__file__).with_name("measured_ranks.py")
 _THREADS_OF = "OMP_NUM_THREADS"
-# Ranks that share the machine: what they share makes them slower.
-_RANKS = (1, 2, 4)
-
-
-@final
-@dataclass(frozen=True)
-class SetUp:
-    """Ranks that measure side by side, each a process, or all as threads of one."""
-
-    ranks: int
-    processes: int
+# Ranks that measure side by side, and the processes that they run in: what they share makes them slower.
+_SET_UPS = ((1, 1), (2, 2), (4, 4), (2, 1))
 
 
 def measure_here(job: str = "", ranks: int = 0, strategy: Path | None = None) -> tuple[int, str]:
@@ -52,23 +52,17 @@ def measure_here(job: str = "", ranks: int = 0, strategy: Path | None = None) ->
     if job:
         find_function(job)
     before = {str(each.machine): each for each in stored_measurements()}
-    set_ups = _set_ups(ranks or (cores() if job else 0))
+    ranks = ranks or (cores() if job else 0)
+    set_ups = ((ranks, ranks),) if ranks else _SET_UPS
     more = [job, str(strategy or "")] if job else []
     started = time.perf_counter()
-    for number, each in enumerate(set_ups):
+    for number, (at_work, processes) in enumerate(set_ups):
         with _threads_of_its_own():
-            arguments = [str(each.ranks), str(number), str(len(set_ups)), *more]
-            code = run_script(SCRIPT, arguments, RunOptions(each.processes))
+            arguments = [str(at_work), str(number), str(len(set_ups)), *more]
+            code = run_script(Path(__file__), arguments, RunOptions(processes))
         if code:
             return code, ""
     return 0, "\n".join(_summary(before, time.perf_counter() - started))
-
-
-def _set_ups(ranks: int) -> Sequence[SetUp]:
-    if ranks:
-        return (SetUp(ranks, ranks),)
-    processes = [SetUp(each, each) for each in _RANKS]
-    return (*processes, SetUp(2, 1))
 
 
 @contextmanager
@@ -97,3 +91,44 @@ def _summary(before: Mapping[str, Measurements], took: float) -> Iterator[str]:
             f"host: {seconds_text(each.act)} an act, {seconds_text(each.step)} a step"
         )
     yield f"measured in {took:.0f} s, kept in {measured_folder()}"
+
+
+def measure_rank(arguments: Sequence[str]) -> None:
+    """One rank of `weft measure`: it measures side by side with the others; the first one keeps the figures.
+
+    Args:
+        arguments: RANKS PART PARTS [MODULE:FUNCTION STRATEGY]; where there are more ranks than processes, they are
+            threads of this one.
+    """
+    ranks, part, parts = map(int, arguments[:3])
+    world = current_world()
+    with local_world(ranks) if world.size < ranks else nullcontext(world) as own:
+        kind = "threads" if world.size < ranks else "processes"
+        with _bar(0 in own.ranks, f"{ranks} {kind}", part, parts) as begun:
+            if len(arguments) == 3:
+                found = measured_machine(own, begun)
+            else:
+                job, strategy = arguments[3:]
+                planned = Strategy.load(strategy) if strategy else None
+                found = measured_job(own, find_job(job), planned, begun)
+        if 0 in own.ranks:
+            store_measurements(found)
+
+
+@contextmanager
+def _bar(first: bool, name: str, part: int, parts: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar on the terminal of the first rank; gives what tells it what begins."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(
+        *columns, transient=True, disable=not (first and is_terminal()), **display_options()
+    ) as bar:
+        task = bar.add_task(f"weft measure: {name}", total=parts, completed=part)
+
+        def begun(what: str) -> None:
+            bar.update(task, description=f"weft measure: {name}: {what.partition('(')[0]}")
+
+        yield begun
+
+
+if __name__ == "__main__":
+    measure_rank(sys.argv[1:])

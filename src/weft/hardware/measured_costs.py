@@ -116,16 +116,14 @@ class Measurements:
                 for found in (self, other)
             )
             raise UserError(f"measured on {own}, not on {others}; run `weft measure` here")
-        return Measurements(
-            self.machine,
-            {**self.calls, **other.calls},
-            {**self.updates, **other.updates},
-            {**self.exchanges, **other.exchanges},
+        return replace(
+            other,
+            calls={**self.calls, **other.calls},
+            updates={**self.updates, **other.updates},
+            exchanges={**self.exchanges, **other.exchanges},
             act=other.act or self.act,
             exchange=other.exchange or self.exchange,
             step=other.step or self.step,
-            slowdown=other.slowdown,
-            drift=other.drift,
             memory=other.memory or self.memory,
             roofline=other.roofline or self.roofline,
         )
@@ -206,24 +204,10 @@ FORMAT = 3
 
 def to_json(measured: Measurements) -> str:
     """The text of a file, readable: a call a line."""
-    parts: dict[str, Mapping[str, object] | object] = {
-        "weft measured costs": FORMAT,
-        "machine": measured.machine,
-        "act": measured.act,
-        "exchange": measured.exchange,
-        "step": measured.step,
-        "slowdown": measured.slowdown,
-        "drift": measured.drift,
-        "memory": measured.memory,
-        "roofline": measured.roofline,
-        "exchanges": measured.exchanges,
-        "updates": measured.updates,
-        "calls": dict(sorted(measured.calls.items())),
-    }
-    lines = []
-    for name, part in parts.items():
+    lines = [f'"weft measured costs": {FORMAT}']
+    for name, part in vars(measured).items():
         if isinstance(part, Mapping):
-            rows = (f" {json.dumps(key)}: {json.dumps(each)}" for key, each in part.items())
+            rows = (f" {json.dumps(key)}: {json.dumps(part[key])}" for key in sorted(part))
             text = "{\n" + ",\n".join(rows) + "\n}"
         else:
             text = json.dumps(part)

@@ -11,8 +11,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.errors import RankFailure
-
 # The operation named when no larger one is.
 EXCHANGE = "exchange"
 # Bytes up to which a message costs its latency rather than its bytes.
@@ -286,21 +284,6 @@ SIGNED: dict[torch.dtype, torch.dtype] = {
     torch.uint32: torch.int32,
     torch.uint64: torch.int64,
 }
-
-
-def check_same(texts: Sequence[str], ranks: Sequence[int], what: str) -> None:
-    """Check that all ranks hold the same text.
-
-    Raises:
-        RankFailure: names the ranks whose text differs from the one that most ranks have.
-    """
-    usual = max(texts, key=lambda text: (list(texts).count(text), -list(texts).index(text)))
-    different = [rank for rank, text in zip(ranks, texts, strict=True) if text != usual]
-    if different:
-        raise RankFailure(
-            f"{what} must be the same on all ranks, but differs on ranks {different} from that of the others; "
-            "check that every rank runs the same script with the same model, strategy and versions"
-        )
 
 
 # Bytes that are reduced at a time: large enough for the links, small beside a model.

@@ -17,11 +17,11 @@ from typing import TypeVar, final
 
 import torch
 
-from weft.errors import LayoutError, UserError, is_number, shown, wrong
+from weft.errors import LayoutError, RankFailure, UserError, is_number, shown, wrong
 from weft.hardware import DefaultDevice
 from weft.ir.plan import Communicator
 from weft.layout import Placement
-from weft.runtime.channels.channel import Channel, check_same
+from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.local import LocalGroup
 from weft.runtime.devices.backend import BACKENDS
 from weft.runtime.failures.call_log import CallLog
@@ -106,7 +106,14 @@ class World(ABC):
             RankFailure: on all ranks, naming those that differ.
         """
         digests = {rank: sha256(text.encode()).hexdigest() for rank, text in texts.items()}
-        check_same(self.gather(digests), range(self.size), what)
+        found = self.gather(digests)
+        usual = max(found, key=found.count)
+        different = [rank for rank, digest in enumerate(found) if digest != usual]
+        if different:
+            raise RankFailure(
+                f"{what} must be the same on all ranks, but differs on ranks {different} from that of the others; "
+                "check that every rank runs the same script with the same model, strategy and versions"
+            )
 
     @abstractmethod
     def gather(self, texts: Mapping[int, str]) -> list[str]:
