@@ -79,7 +79,13 @@ def hinted_sbps(node: Call, placement: Placement) -> tuple[SBP | None, ...]:
     assert hint is not None
     assert value is not None  # a hint returns the tensor that it was given
     where = f"weft.hint(…, '{hint}') at {node.location}"
-    sbps = tuple(_from_the_front(sbp, len(value.shape)) for sbp in hint.sbps)
+    rank = len(value.shape)
+    sbps = tuple(
+        Split(sbp.dim % rank if -rank <= sbp.dim < rank else abs(sbp.dim))
+        if isinstance(sbp, Split)
+        else sbp
+        for sbp in hint.sbps
+    )
     every = sbps * placement.axes if len(sbps) == 1 else sbps
     _check(where, value, every, placement)
     return every
@@ -107,12 +113,6 @@ def enough_elements(
         for axis, sbp in enumerate(sbps)
         if isinstance(sbp, Split) and sbp.dim in short
     )
-
-
-def _from_the_front(sbp: SBP | None, rank: int) -> SBP | None:
-    if not isinstance(sbp, Split):
-        return sbp
-    return Split(sbp.dim % rank if -rank <= sbp.dim < rank else abs(sbp.dim))
 
 
 def _check(where: str, value: Value, sbps: tuple[SBP | None, ...], placement: Placement) -> None:

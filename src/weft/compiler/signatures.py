@@ -109,13 +109,13 @@ class TensorStep(NamedTuple):
 
 def tensor_steps(graph: LogicalGraph) -> tuple[TensorStep, ...]:
     """The steps of all boxings of a graph in their order, those of equal ones, as in repeated layers, once."""
-    return tuple(dict.fromkeys(_every(graph)))
-
-
-def _every(graph: LogicalGraph) -> Iterator[TensorStep]:
     boxings = [(graph.values[node.input.name], node.output.layout) for node in graph.of_kind(Box)]
-    for before, after, shape, dtype in dict.fromkeys(
-        (value.layout, after, value.shape, value.dtype) for value, after in boxings
-    ):
-        for step in steps(before, after, shape, ITEM_SIZE[dtype]):
-            yield TensorStep(step, shape, dtype)
+    return tuple(
+        dict.fromkeys(
+            TensorStep(step, shape, dtype)
+            for before, after, shape, dtype in dict.fromkeys(
+                (value.layout, after, value.shape, value.dtype) for value, after in boxings
+            )
+            for step in steps(before, after, shape, ITEM_SIZE[dtype])
+        )
+    )

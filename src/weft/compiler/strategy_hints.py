@@ -36,7 +36,11 @@ def strategy_hints(
         axes: Hints(
             _matched("batch", strategy.batch, batch, axes)
             | _matched("parameters", strategy.parameters, variables, axes),
-            signatures=_signatures(strategy, axes),
+            signatures={
+                op: tuple(Signature(*signature_sides(one)) for one in every)
+                for op, text in strategy.signatures.items()
+                if len(every := (text,) * axes if isinstance(text, str) else text) == axes
+            },
         )
         for axes in {placement.axes for placement in placements}
     }
@@ -89,15 +93,6 @@ def with_leaves(hints: Mapping[int, Hints], leaves: Mapping[str, Layout]) -> dic
     }
 
 
-def _signatures(strategy: Strategy, axes: int) -> dict[str, tuple[Signature, ...]]:
-    found: dict[str, tuple[Signature, ...]] = {}
-    for op, text in strategy.signatures.items():
-        every = (text,) * axes if isinstance(text, str) else text
-        if len(every) == axes:
-            found[op] = tuple(Signature(*signature_sides(one)) for one in every)
-    return found
-
-
 def _check(
     field: str,
     patterns: Mapping[str, SBPs],
@@ -132,17 +127,14 @@ def _matched(
     for node in inputs:
         chosen = first_match(fitting, node.key)
         if chosen is not None:
-            found[node.key] = _axes(field, chosen, fitting[chosen], node, axes)
+            sbp, where = fitting[chosen], _where(field, chosen, node)
+            every = sbp if isinstance(sbp, tuple) else (sbp,) * axes
+            # A pattern for many tensors passes over scalars: they have no dimension to split.
+            passed = not node.value.shape and chosen != node.key
+            found[node.key] = tuple(
+                Broadcast() if passed else _from_front(where, part, node) for part in every
+            )
     return found
-
-
-def _axes(field: str, pattern: str, sbp: SBPs, node: Input, axes: int) -> tuple[SBP | None, ...]:
-    every = sbp if isinstance(sbp, tuple) else (sbp,) * axes
-    where = _where(field, pattern, node)
-    if not node.value.shape and pattern != node.key:
-        # A pattern for many tensors passes over scalars: they have no dimension to split.
-        return tuple(Broadcast() for _ in every)
-    return tuple(_from_front(where, part, node) for part in every)
 
 
 def _from_front(where: str, sbp: SBP, node: Input) -> SBP:

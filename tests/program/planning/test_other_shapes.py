@@ -18,6 +18,7 @@ from weft.capture.tracing import trace
 from weft.compiler.hints import Hints
 from weft.compiler.pipeline import compile_graph
 from weft.compiler.stages import lay_out as stage_layouts
+from weft.compiler.stages.lay_out import signatures_before
 from weft.errors import BatchError, UserError
 from weft.program.planning import variants
 from weft.program.planning.build import with_lying
@@ -193,16 +194,24 @@ def test_other_shapes_are_not_traced_by_make_fx(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_shapes_of_about_the_size_are_not_deduced(
+def test_shapes_of_about_the_size_take_the_signatures_over(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    taken: list[bool] = []
+
+    def signatures(*given: Any) -> Any:
+        taken.append(bool(found := signatures_before(*given)))
+        return found
+
     with weft.local_world(2):
         program = compiled(language(), STRATEGIES[name])
         program.step(batches()[0])
-        monkeypatch.setattr(stage_layouts, "deduce", None)
+        monkeypatch.setattr(stage_layouts, "signatures_before", signatures)
         program.step(batch(6, 6, seed=1))
-        with pytest.raises(TypeError, match="NoneType"):
-            program.step(batch(2, 4, seed=2))
+        assert set(taken) == {True}
+        taken.clear()
+        program.step(batch(2, 4, seed=2))
+        assert set(taken) == {False}
 
 
 def test_loaded_states_reach_a_step_of_another_shape() -> None:

@@ -11,7 +11,7 @@ not op by op. A grid of several axes is solved axis by axis, each with the other
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -82,7 +82,14 @@ class _Boxings:
             for name, layout in self._operands(index, node)
             if layout in self.wanted.get(name, {})
         }
-        return renamed(self._with_layouts(node), names)
+        layouts = self.assignment.values
+        match node:
+            case Input(value=value):
+                node = replace(node, value=replace(value, layout=layouts[value.name]))
+            case Call(outputs=outputs):
+                laid = [v and replace(v, layout=layouts[v.name]) for v in outputs]
+                node = node.changed(outputs=tuple(laid))
+        return renamed(node, names)
 
     def _operands(self, index: int, node: Node) -> Iterable[tuple[str, Layout]]:
         names = tuple(dict.fromkeys(node.uses))
@@ -93,35 +100,16 @@ class _Boxings:
         if layout in boxings:
             return
         value = self.graph.values[name]
-        source = self._source(value, layout)
-        if source is not None:
-            self._want(index, node, name, source)
-        start = name if source is None else boxings[source].output.name
+        shared, start = self.assignment.shared.get(name), name
+        if shared not in (None, layout) and moved_bytes(value, shared, layout) <= moved_bytes(
+            value, self.assignment.values[name], layout
+        ):
+            self._want(index, node, name, shared)
+            start = boxings[shared].output.name
         output = Value(f"{name}.box{len(boxings)}", value.shape, value.dtype, layout)
         boxings[layout] = Box(Ref(start), output, describe(node, self.graph))
         if isinstance(self.graph.producers[name], Input):
             self.due.setdefault(index, []).append(boxings[layout])
-
-    def _source(self, value: Value, layout: Layout) -> Layout | None:
-        """The shared layout when boxing starts from there, None when it starts from the value as produced."""
-        shared = self.assignment.shared.get(value.name)
-        if shared is None or shared == layout:
-            return None
-        direct = moved_bytes(value, self.assignment.values[value.name], layout)
-        return shared if moved_bytes(value, shared, layout) <= direct else None
-
-    def _with_layouts(self, node: Node) -> Node:
-        def laid(value: Value) -> Value:
-            layout = self.assignment.values[value.name]
-            return Value(value.name, value.shape, value.dtype, layout)
-
-        match node:
-            case Input(value=value):
-                return replace(node, value=laid(value))
-            case Call(outputs=outputs):
-                return node.changed(outputs=tuple([v and laid(v) for v in outputs]))
-            case _:
-                return node
 
 
 def moved_bytes(value: Value, source: Layout, target: Layout) -> int:
@@ -192,7 +180,17 @@ def _assignment(
 
     def wanted(number: int, node: Node) -> tuple[Layout, ...]:
         if isinstance(node, Update):
-            return tuple(_wanted(node, name, values) for name in dict.fromkeys(node.uses))
+            # Its source as its target lies, states as they are, a number whole.
+            target, skip = values[node.target.name], node.skip and node.skip.name
+            same = {ref.name for ref in node.states}
+            return tuple(
+                broadcast_layout(placement)
+                if name == skip
+                else values[name]
+                if name in same
+                else target
+                for name in dict.fromkeys(node.uses)
+            )
         return operands(problem.variable_of[number])
 
     values = {name: result(*made) for name, made in problem.maker_of.items()}
@@ -206,11 +204,3 @@ def _assignment(
     return Assignment(
         values, readers, differing, choice.cost, choice.bound, choice.exact, choice.broken
     )
-
-
-def _wanted(update: Update, name: str, values: Mapping[str, Layout]) -> Layout:
-    """The layout in which an update reads `name`: its source as its target lies, states as they are, numbers whole."""
-    target = values[update.target.name]
-    if update.skip is not None and name == update.skip.name:
-        return broadcast_layout(target.placement)
-    return values[name] if name in {ref.name for ref in update.states} else target

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from typing import TypeAlias, final
 
 import numpy as np
@@ -55,30 +55,29 @@ class BoxingCosts:
 
     def table(self, spec: TensorSpec, made: Sequence[SBPs], wanted: Sequence[SBPs]) -> Table:
         """Costs from each of some layouts to each of others, which have an SBP for each axis, in bytes."""
-        present = _reductions(sbp for sbps in (*made, *wanted) for sbp in sbps)
-        numbers = sbp_numbers(len(spec.shape), present)
+        # Those of the Partials, and sums, which a chain may pass; all but the first ones count as the last.
+        partials = {
+            sbp.reduction for each in (*made, *wanted) for sbp in each if isinstance(sbp, Partial)
+        } | {REDUCTIONS[0]}
+        if not partials.isdisjoint(REDUCTIONS[_TOLD_APART:]):
+            partials.add(REDUCTIONS[_TOLD_APART - 1])
+        present = tuple(each for each in REDUCTIONS[:_TOLD_APART] if each in partials)
+        numbers, options = sbp_numbers(len(spec.shape), present), len(spec.shape) + len(present) + 1
+        # The number of each layout along the axes of several ranks, where each SBP is one of the options.
         places = (
-            [self._place(each, numbers, len(spec.shape) + len(present) + 1) for each in sbps]
+            [
+                reduce(lambda place, axis: place * options + numbers[each[axis]], self._several, 0)
+                for each in sbps
+            ]
             for sbps in (made, wanted)
         )
-        return self._between(spec, present).between(*places)
-
-    def _place(self, sbps: SBPs, numbers: Mapping[SBP, int], options: int) -> int:
-        """The number of a layout along the axes of several ranks, where each SBP is one of so many."""
-        place = 0
-        for axis in self._several:
-            place = place * options + numbers[sbps[axis]]
-        return place
-
-    def _between(self, spec: TensorSpec, present: Reductions) -> Chains:
-        """Costs between all layouts of a tensor along the axes of several ranks."""
         size = ITEM_SIZE.get(spec.dtype, 8)
         key = (size, spec.shape, present)
         if key not in self._chains:
             layouts = len(_distinct(len(spec.shape), present)) ** len(self._small)
             found = _remembered if layouts <= _FEW_LAYOUTS else _chains_of
             self._chains[key] = found(self._small, self.cost_model, spec.shape, size, present)
-        return self._chains[key]
+        return self._chains[key].between(*places)
 
 
 def _chains_of(
@@ -125,14 +124,6 @@ def sbp_numbers(dims: int, present: Reductions = REDUCTIONS) -> Mapping[SBP, int
 def _distinct(dims: int, present: Reductions) -> SBPs:
     partials = (Partial(each) for each in REDUCTIONS[:_TOLD_APART] if each in present)
     return (Broadcast(), *partials, *map(Split, range(dims)))
-
-
-def _reductions(sbps: Iterable[SBP]) -> Reductions:
-    """The reductions of the Partials, and sums, which a chain may pass; all but the first ones count as the last."""
-    found = {sbp.reduction for sbp in sbps if isinstance(sbp, Partial)} | {REDUCTIONS[0]}
-    if not found.isdisjoint(REDUCTIONS[_TOLD_APART:]):
-        found.add(REDUCTIONS[_TOLD_APART - 1])
-    return tuple(each for each in REDUCTIONS[:_TOLD_APART] if each in found)
 
 
 @final
@@ -200,26 +191,19 @@ class Chains:
     @cached_property
     def _steps(self) -> Steps:
         moves, boxing = self.moves, self.cost_model.bytes_per_collective
+        before, after = moves.before, moves.after
         prices = moves.bytes(self.shape, self.itemsize) + boxing * moves.exchanges
-        before, after, price = self._transfers if len(moves.grid) > 1 else _NONE
-        return Steps.of(
-            np.concatenate([moves.before, before]),
-            np.concatenate([moves.after, after]),
-            np.concatenate([prices, price]),
-            len(moves.states),
-        )
-
-    @property
-    def _transfers(self) -> tuple[Indices, Indices, Table]:
-        """Transfers between all states without a Partial, which change several axes at once."""
-        moves = self.moves
-        whole = [state for state in moves.states if not any(isinstance(s, Partial) for s in state)]
-        ends = overlaps(moves.grid, self.shape).ends(whole)
-        missing = ends.held[None, :] - ends.common_with_each
-        numbers = np.array([moves.numbers[state] for state in whole])
-        before, after = (each.ravel() for each in np.meshgrid(numbers, numbers, indexing="ij"))
-        prices = missing.ravel().astype(np.float64) * self.itemsize
-        return before, after, prices + self.cost_model.bytes_per_collective
+        if len(moves.grid) > 1:
+            # Transfers between all states without a Partial, which change several axes at once.
+            whole = [each for each in moves.states if not any(isinstance(s, Partial) for s in each)]
+            ends = overlaps(moves.grid, self.shape).ends(whole)
+            missing = ends.held[None, :] - ends.common_with_each
+            numbers = np.array([moves.numbers[state] for state in whole])
+            starts, stops = (each.ravel() for each in np.meshgrid(numbers, numbers, indexing="ij"))
+            before, after = np.concatenate([before, starts]), np.concatenate([after, stops])
+            sent = missing.ravel().astype(np.float64) * self.itemsize + boxing
+            prices = np.concatenate([prices, sent])
+        return Steps.of(before, after, prices, len(moves.states))
 
     @cached_property
     def _held(self) -> Table:
@@ -227,10 +211,3 @@ class Chains:
         return np.array(
             [size * copies(state, self.moves.grid) for state in self.moves.states], np.float64
         )
-
-
-_NONE: tuple[Indices, Indices, Table] = (
-    np.empty(0, np.int64),
-    np.empty(0, np.int64),
-    np.empty(0),
-)

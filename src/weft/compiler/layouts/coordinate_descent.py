@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,14 +35,9 @@ def descend(problem: Problem, known: Known) -> LayoutChoice:
         RuleError: when an op has no rule.
     """
     key = (known.number(form_of(problem)),)
-    found = known.solved.get(key)
-    if found is None:
-        found = known.solved[key] = _descend(problem, known)
-    return found
-
-
-def _descend(problem: Problem, known: Known) -> LayoutChoice:
-    """Axes of one rank once, which cost nothing and change nothing; then axis after axis, until nothing changes."""
+    if key in known.solved:
+        return known.solved[key]
+    # Axes of one rank once, which cost nothing and change nothing; then axis after axis, until nothing changes.
     grid = known.grid
     choice = LayoutChoice(tuple(start(variable, len(grid)) for variable in problem.variables))
     alone = [axis for axis, parts in enumerate(grid) if parts == 1]
@@ -59,7 +54,9 @@ def _descend(problem: Problem, known: Known) -> LayoutChoice:
         solved = solved + 1 if choice.signatures == before else 1
         if solved == len(several):
             break
-    return replace(choice, exact=solved == len(several) and all(proven.values()))
+    exact = solved == len(several) and all(proven.values())
+    known.solved[key] = replace(choice, exact=exact)
+    return known.solved[key]
 
 
 def settle(
@@ -77,20 +74,13 @@ def settle(
     """
     form = known.number(form_of(problem))
     key = form, choice, tuple((axis, frozenset(each)) for axis, each in free.items())
-    found = known.solved.get(key)
-    if found is None:
-        found = known.solved[key] = _settle(problem, known, choice, free)
-    return found
-
-
-def _settle(
-    problem: Problem, known: Known, choice: LayoutChoice, free: Mapping[int, Collection[int]]
-) -> LayoutChoice:
-    settled, exact = choice, choice.exact
-    for axis, variables in free.items():
-        settled = solve(problem, known, (axis,), settled, variables)
-        exact = exact and settled.exact
-    return replace(choice, signatures=settled.signatures, exact=exact)
+    if key not in known.solved:
+        settled, exact = choice, choice.exact
+        for axis, variables in free.items():
+            settled = solve(problem, known, (axis,), settled, variables)
+            exact = exact and settled.exact
+        known.solved[key] = replace(choice, signatures=settled.signatures, exact=exact)
+    return known.solved[key]
 
 
 def form_of(problem: Problem) -> tuple[object, ...]:
@@ -122,7 +112,10 @@ def solve(
     options = options_of(problem, known, axes, chosen, free)
     unary, edges = costs_of(problem, known, axes, options, free)
     unary, pairwise, never = joined(unary, edges)
-    found = minimize(unary, pairwise, starts=_present(options, chosen))
+    pairs = list(zip(options, chosen, strict=True))
+    stays = all(every in one.signatures for one, every in pairs)
+    as_it_is = [one.signatures.index(every) for one, every in pairs] if stays else None
+    found = minimize(unary, pairwise, starts=[as_it_is] if as_it_is else [])
     choices = found.choices
     broken = sum(
         int(costs.forbidden[choices[edge.source], choices[edge.target]])
@@ -224,10 +217,3 @@ def joined(
         else:
             pairwise[ends] = pairwise[ends] + table if ends in pairwise else table
     return unary, pairwise, never
-
-
-def _present(options: Sequence[SignatureOptions], chosen: Sequence[PerAxis]) -> Iterator[list[int]]:
-    """The choices as they stand, where all are still among the options."""
-    pairs = list(zip(options, chosen, strict=True))
-    if all(every in one.signatures for one, every in pairs):
-        yield [one.signatures.index(every) for one, every in pairs]

@@ -84,23 +84,18 @@ class _Pruning:
         if kept is None:
             own = self.unary[variable][mine]
             dearer = own[:, None] - own[None, :]
-            for neighbour in self.around[variable]:
-                dearer = dearer + self._worst(mine, *neighbour)
+            for other, table, name in self.around[variable]:
+                known = (name, mine.tobytes(), names[other])
+                if known not in self.worst:
+                    part = table[np.ix_(mine, self.left[other])]
+                    self.worst[known] = (part[:, None, :] - part[None, :, :]).max(axis=2)
+                dearer = dearer + self.worst[known]
             kept = self.kept[key] = _undominated(dearer)
         if len(kept) == len(mine):
             return False
         self.left[variable] = mine[kept]
         names[variable] = self.left[variable].tobytes()
         return True
-
-    def _worst(self, mine: Choices, other: int, table: Table, name: tuple[int, bool]) -> Table:
-        """The most by which each choice is more expensive than each other one, on one table."""
-        theirs = self.left[other]
-        key = (name, mine.tobytes(), self.names[other])
-        if key not in self.worst:
-            part = table[np.ix_(mine, theirs)]
-            self.worst[key] = (part[:, None, :] - part[None, :, :]).max(axis=2)
-        return self.worst[key]
 
 
 def _undominated(dearer: Table) -> list[int]:

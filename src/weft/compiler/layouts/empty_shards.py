@@ -7,8 +7,9 @@ may be split so too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeAlias, final
 
 from weft.compiler.decompositions.table import legal_signatures
@@ -23,33 +24,21 @@ ThinSplits: TypeAlias = Mapping[str, Thin]
 def splits_with_empty_shards(graph: LogicalGraph, hints: Hints, placement: Placement) -> ThinSplits:
     """The consequences of the user's thin splits, in both directions along the graph."""
     spread = _Spread(graph, placement.shape)
-    for name, sbps in _fixed(graph, hints, placement):
-        spread.add(name, _thin(graph.values[name].shape, sbps, placement.shape))
+    sbps: Sequence[SBP | None]
+    for node in graph.nodes:
+        if isinstance(node, Input) and node.key in hints.inputs:
+            value, sbps = node.value, hints.inputs[node.key]
+        elif isinstance(node, Call) and is_hint(node) and node.outputs[0]:
+            value, sbps = node.outputs[0], hinted_sbps(node, placement)
+        else:
+            continue
+        for dim, size in enumerate(value.shape):
+            axes = [axis for axis, sbp in enumerate(sbps) if sbp == Split(dim)]
+            if prod(placement.shape[axis] for axis in axes) > size:
+                spread.add(value.name, ((axis, dim) for axis in axes))
     while spread.changed:
         spread.step()
     return {name: frozenset(found) for name, found in spread.thin.items()}
-
-
-def _fixed(
-    graph: LogicalGraph, hints: Hints, placement: Placement
-) -> Iterator[tuple[str, Sequence[SBP | None]]]:
-    for node in graph.nodes:
-        if isinstance(node, Input) and node.key in hints.inputs:
-            yield node.value.name, hints.inputs[node.key]
-        elif isinstance(node, Call) and is_hint(node) and node.outputs[0]:
-            yield node.outputs[0].name, hinted_sbps(node, placement)
-
-
-def _thin(
-    shape: tuple[int, ...], sbps: Sequence[SBP | None], grid: tuple[int, ...]
-) -> Iterator[tuple[int, int]]:
-    for dim, size in enumerate(shape):
-        axes = [axis for axis, sbp in enumerate(sbps) if sbp == Split(dim)]
-        pieces = 1
-        for axis in axes:
-            pieces *= grid[axis]
-        if pieces > size:
-            yield from ((axis, dim) for axis in axes)
 
 
 @final
@@ -89,12 +78,10 @@ class _Spread:
             for signature in legal_signatures(call, parts, empty=True):
                 sbps = (*signature.operands, *signature.results)
                 pairs = zip(names, sbps, strict=True)
-                self._split(axis, {name: s.dim for name, s in pairs if isinstance(s, Split)})
-
-    def _split(self, axis: int, dims: Mapping[str, int]) -> None:
-        if any((axis, dim) in self.thin.get(name, ()) for name, dim in dims.items()):
-            for name, dim in dims.items():
-                self.add(name, ((axis, dim),))
+                dims = {name: s.dim for name, s in pairs if isinstance(s, Split)}
+                if any((axis, dim) in self.thin.get(name, ()) for name, dim in dims.items()):
+                    for name, dim in dims.items():
+                        self.add(name, ((axis, dim),))
 
     def _same(self, one: str, other: str) -> None:
         self.add(one, tuple(self.thin.get(other, ())))

@@ -18,7 +18,7 @@ with their storage changed: costs of the storage do not change the layout of an 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, final
 
@@ -184,16 +184,14 @@ def as_whole(graph: LogicalGraph, hints: Hints) -> tuple[LogicalGraph, Hints]:
         )
         for key, sbps in hints.inputs.items()
     }
-    return graph.with_nodes(map(_as_whole, graph.nodes)), replace(hints, inputs=inputs, shares=None)
-
-
-def _as_whole(node: Node) -> Node:
-    """A call's storage where nothing is stored in shards, if the call says how something is stored."""
-    hint = node.hint if isinstance(node, Call) else None
-    if not isinstance(node, Call) or hint is None or hint.stored is None:
-        return node
-    whole = Broadcast() if node.op == TAKE or _makes_whole(node) else None
-    return node.changed(hint=hint.with_axis(hint.stored, whole))
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        hint = node.hint if isinstance(node, Call) else None
+        if isinstance(node, Call) and hint is not None and hint.stored is not None:
+            whole = Broadcast() if node.op == TAKE or _makes_whole(node) else None
+            node = node.changed(hint=hint.with_axis(hint.stored, whole))
+        nodes.append(node)
+    return graph.with_nodes(nodes), replace(hints, inputs=inputs, shares=None)
 
 
 @final
@@ -213,30 +211,20 @@ def storage(graph: LogicalGraph, stored: Mapping[str, int], axis: int) -> Storag
     """
     inputs = [node for node in graph.of_kind(Input) if node.role == "parameter"]
     names = {node.value.name: node.key for node in inputs if stored.get(node.key) == axis}
-    shards, found = frozenset(_shards(graph, names)), gradients(graph, names)
-    return Storage(shards.union(_passed_on(graph, found)), shards.union(found))
-
-
-def _shards(graph: LogicalGraph, parameters: Mapping[str, str]) -> Iterator[str]:
-    """Parameters and what is made of their shards, up to where they are whole."""
-    found = set(parameters)
+    # Parameters and what is made of their shards, up to where they are whole.
+    shards, summed = set(names), gradients(graph, names)
     for node in graph.of_kind(Call):
-        names = node.operands
-        if len(names) == 1 and names[0] in found and not _makes_whole(node):
-            found.update(value.name for value in node.makes)
-    yield from found
+        read = node.operands
+        if len(read) == 1 and read[0] in shards and not _makes_whole(node):
+            shards.update(value.name for value in node.makes)
+    # Gradients that were gradients before, in another form, and what only takes a number from them.
+    passed = {name for name in summed if passed_on(graph, name, summed)}
+    for node in (user for name in summed for user in graph.users[name] if measures(user)):
+        passed.update(value.name for value in node.makes)
+    return Storage(frozenset(shards | passed), frozenset(shards.union(summed)))
 
 
 def _makes_whole(node: Call) -> bool:
     hint = node.hint
     stored = None if hint is None or node.op == TAKE else hint.stored
     return hint is not None and stored is not None and hint.at(stored) == Broadcast()
-
-
-def _passed_on(graph: LogicalGraph, found: Mapping[str, str]) -> Iterator[str]:
-    """Gradients that were gradients before, in another form, and what only takes a number from them."""
-    yield from (name for name in found if passed_on(graph, name, found))
-    for name in found:
-        for node in graph.users[name]:
-            if measures(node):
-                yield from (value.name for value in node.makes)

@@ -15,14 +15,14 @@ import numpy as np
 
 from weft.cached import cached_property
 from weft.compiler.assignment import Assignment
-from weft.compiler.hints import Hints, is_hint
+from weft.compiler.hints import Hints
 from weft.compiler.layouts.boxing_costs import Table
 from weft.compiler.layouts.coordinate_descent import costs_of, form_of, joined, options_of
 from weft.compiler.layouts.options import Known, PerAxis, SignatureOptions, start
 from weft.compiler.layouts.problem import FreeVariable, Problem, SharedBoxing, build
 from weft.compiler.layouts.solver import Solution, minimize, total
 from weft.hardware import CostModel
-from weft.ir.logical import Call, Input, LogicalGraph, Node, Output
+from weft.ir.logical import Call, Input, LogicalGraph, Output
 from weft.layout import SBP, Broadcast, Layout, Placement, Split
 from weft.ops import Signature
 
@@ -143,7 +143,16 @@ def freed(
     """
     inputs = {key: sbps for key, sbps in hints.inputs.items() if key in hints.stored or key in held}
     signatures = {name: every for name, every in hints.signatures.items() if name in held}
-    nodes = (_freed(node, held) for node in graph.nodes)
+    # A hint that a strategy set says nothing.
+    nodes = (
+        node.changed(hint=replace(node.hint, sbps=(None,)))
+        if isinstance(node, Call)
+        and node.hint is not None
+        and node.hint.stored is None
+        and node.makes[0].name not in held
+        else node
+        for node in graph.nodes
+    )
     problem = build(
         graph.with_nodes(nodes), replace(hints, inputs=inputs, signatures=signatures), placement
     )
@@ -164,15 +173,6 @@ def freed(
         for edge in problem.edges
     ]
     return problem
-
-
-def _freed(node: Node, held: Collection[str]) -> Node:
-    """A hint that a strategy set, as one that says nothing."""
-    if not isinstance(node, Call) or not is_hint(node) or node.hint is None:
-        return node
-    if node.hint.stored is not None or node.makes[0].name in held:
-        return node
-    return node.changed(hint=replace(node.hint, sbps=(None,)))
 
 
 # The layouts of operands and of results; None for a result that is no tensor.
@@ -238,18 +238,14 @@ def _ports(graph: LogicalGraph, number: int, assignment: Assignment) -> _Ports:
 
 
 def _number(options: SignatureOptions, ports: _Ports) -> int:
+    operands, results = ports
     for number, every in enumerate(options.signatures):
-        if _fits(every, ports):
+        if all(
+            _same(one.operands, operands, axis) and _same(one.results, results, axis)
+            for axis, one in enumerate(every)
+        ):
             return number
     raise NoOption
-
-
-def _fits(every: PerAxis, ports: _Ports) -> bool:
-    operands, results = ports
-    return all(
-        _same(one.operands, operands, axis) and _same(one.results, results, axis)
-        for axis, one in enumerate(every)
-    )
 
 
 def _same(sbps: Iterable[object], layouts: Sequence[Layout | None], axis: int) -> bool:

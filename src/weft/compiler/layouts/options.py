@@ -249,7 +249,15 @@ class Known:
         ways: list[tuple[PerAxis, OpCall, float]] = [((), work.call, 0.0)]
         for axis, parts in enumerate(self.grid):
             ways = [
-                ((*every, one), localize(call, one, parts, 0), cost + self._inside(call, one, axis))
+                (
+                    (*every, one),
+                    localize(call, one, parts, 0),
+                    cost
+                    + sum(
+                        inside(call, one, self.grid, axis, self.cost_model)
+                        for inside in (reduction_cost, halo_cost)
+                    ),
+                )
                 for every, call, cost in ways
                 for one in self._signatures(work, call, axis, axes, chosen)
                 if axis not in axes
@@ -270,10 +278,6 @@ class Known:
             return [one for one in legal if not work.pinned or one == work.pinned[axis]]
         stays = axis < axes[0] or chosen[axis] in legal_signatures(call, parts, empty)
         return chosen[axis : axis + 1] if stays else ()
-
-    def _inside(self, call: OpCall, one: Signature, axis: int) -> float:
-        given = call, one, self.grid, axis, self.cost_model
-        return reduction_cost(*given) + halo_cost(*given)
 
     def _of_given(self, given: FreeVariable, axes: Axes, chosen: PerAxis) -> SignatureOptions:
         free = (given.choices[axis] if axis in axes else (one,) for axis, one in enumerate(chosen))
@@ -324,19 +328,9 @@ class Known:
         source, target = ends
         ports = id(source), edge.result, id(target), edge.operand
         key = (edge.spec, axes, *ports, edge.intents, early, edge.times)
-        found = self.tables.get(key)
-        if found is None:
-            found = self.tables[key] = self._read(edge, early, axes, ends)
-        return found
-
-    def _read(
-        self,
-        edge: ReadEdge,
-        early: bool,
-        axes: Axes,
-        ends: tuple[SignatureOptions, SignatureOptions],
-    ) -> ReadCosts:
-        made, wanted = ends[0].made(edge.result), ends[1].wanted(edge.operand)
+        if key in self.tables:
+            return self.tables[key]
+        made, wanted = source.made(edge.result), target.wanted(edge.operand)
         table, model = self.boxing.table(edge.spec, made, wanted), self.cost_model
         bans = []
         for axis in axes:
@@ -350,7 +344,8 @@ class Known:
                     table = table + idle[:, None] * charge
                 bans.append(forbidden(intent, *sides, model))
         said = [ban for ban in bans if ban is not None]
-        return ReadCosts(table * edge.times, np.max(said, axis=0) if said else None)
+        self.tables[key] = ReadCosts(table * edge.times, np.max(said, axis=0) if said else None)
+        return self.tables[key]
 
 
 @final

@@ -145,7 +145,15 @@ def build(
     """
     updated = (u.target.name for u in graph.of_kind(Update) if not u.elementwise)
     hinted = (node.value.name for node in graph.of_kind(Input) if node.key in hints.whole)
-    owners, whole = _owners(graph), frozenset((*updated, *hinted))
+    # For each optimizer state that has the shape of its parameter: the parameter whose layout it shares.
+    owners = {
+        state.name: update.target.name
+        for update in graph.of_kind(Update)
+        for state in update.states
+        if update.elementwise
+        and graph.values[state.name].shape == graph.values[update.target.name].shape
+    }
+    whole = frozenset((*updated, *hinted))
     thin = splits_with_empty_shards(graph, hints, placement)
     problem = Problem(
         intents=intents(graph, hints, placement.axes),
@@ -153,7 +161,11 @@ def build(
         loop=graph.loop,
         micro_batches=graph.micro_batches,
     )
-    readers = _readers(graph)
+    # Nodes that may want each value boxed; an update's target and states stay in place.
+    readers = dict.fromkeys(graph.values, 0) | {
+        name: sum(not isinstance(n, Update) or n.source.name == name for n in nodes)
+        for name, nodes in graph.users.items()
+    }
     for name in hints.leaving:
         readers[name] += 1
     for number, node in _inputs_first(graph, owners):
@@ -162,8 +174,7 @@ def build(
             if owner is not None:
                 problem.maker_of[node.value.name] = problem.maker_of[owner]
                 continue
-            given = _input(node, hints, placement, whole, thin, _free(node))
-            variable: Variable = given._replace(sent=node.sent is not None)
+            variable: Variable = _input(node, hints, placement, whole, thin)
         elif isinstance(node, Call):
             variable = _call(node, placement, problem, hints)
         elif isinstance(node, Output):
@@ -224,25 +235,6 @@ def _inputs_first(graph: LogicalGraph, owners: Mapping[str, str]) -> Iterator[tu
     yield from late
 
 
-def _owners(graph: LogicalGraph) -> dict[str, str]:
-    """For each optimizer state that has the shape of its parameter: the parameter whose layout it shares."""
-    return {
-        state.name: update.target.name
-        for update in graph.of_kind(Update)
-        for state in update.states
-        if update.elementwise
-        and graph.values[state.name].shape == graph.values[update.target.name].shape
-    }
-
-
-def _readers(graph: LogicalGraph) -> dict[str, int]:
-    """The number of nodes that read each value and may want it boxed; an update's target and states stay in place."""
-    found = dict.fromkeys(graph.values, 0)
-    for name, nodes in graph.users.items():
-        found[name] = sum(not isinstance(n, Update) or n.source.name == name for n in nodes)
-    return found
-
-
 def _call(node: Call, placement: Placement, problem: Problem, hints: Hints) -> Variable:
     call = node.first
     made = node.output_names
@@ -279,29 +271,18 @@ def _input(
     placement: Placement,
     whole: Collection[str],
     thin: ThinSplits,
-    free: tuple[SBP, ...],
 ) -> FreeVariable:
+    first, dims = int(node.cut), range(len(node.value.shape))
+    by_role = {"parameter": dims, "buffer": dims, "batch": dims[first : first + 1]}
+    free: tuple[SBP, ...] = (Broadcast(), *map(Split, by_role.get(node.role, ())))
     hinted = hints.inputs.get(node.key, (None,) * placement.axes)
     if node.value.name in whole:
         hinted = (Broadcast(),) * placement.axes
     choices = [tuple(map(_same, free if fixed is None else (fixed,))) for fixed in hinted]
     prefer = node.role in ("parameter", "buffer")
     allowed = thin.get(node.value.name, _NOWHERE)
-    fed = node.role == "batch"
-    return FreeVariable(node.value.spec, tuple(choices), prefer, allowed, fed=fed)
-
-
-def _free(node: Input) -> tuple[SBP, ...]:
-    first = int(node.cut)
-    dims = range(len(node.value.shape))
-    match node.role:
-        case "parameter" | "buffer":
-            splits = [Split(dim) for dim in dims]
-        case "batch":
-            splits = [Split(dim) for dim in dims[first : first + 1]]
-        case _:
-            splits = []
-    return (Broadcast(), *splits)
+    sent, fed = node.sent is not None, node.role == "batch"
+    return FreeVariable(node.value.spec, tuple(choices), prefer, allowed, sent, fed)
 
 
 def _same(sbp: SBP) -> Signature:

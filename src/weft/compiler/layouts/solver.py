@@ -201,23 +201,24 @@ class _Elimination:
             size, variable = heapq.heappop(heap)
             if variable not in is_open or size != now[variable]:
                 continue  # stale: an entry with the present size is in the heap too
-            touched = self.neighbours[variable]
-            self._eliminate(variable, size)
+            touched, factors = self.neighbours[variable], self._take(variable)
+            self.order.append(_Eliminated(variable, tuple(factors)))
+            for group in self._groups(variable, size, factors):
+                around = {v for factor in group for v in factor.variables}
+                others = tuple(sorted(around - {variable}))
+                self._add(others, *self.known.least_over(group, (*others, variable)))
             is_open.discard(variable)
             for other in touched:
                 now[other] = self._size(other)
                 heapq.heappush(heap, (now[other], other))
-        return self._chosen()
+        # Last eliminated first: by then the choices of each variable's neighbours are known.
+        choices = [0] * len(self.unary)
+        for variable, eliminated in reversed(self.order):
+            choices[variable] = self.known.best(eliminated, variable, choices)
+        return choices
 
     def _size(self, variable: int) -> int:
         return math.prod([self.sizes[o] for o in self.neighbours[variable]]) * self.sizes[variable]
-
-    def _eliminate(self, variable: int, size: int) -> None:
-        factors = self._take(variable)
-        self.order.append(_Eliminated(variable, tuple(factors)))
-        for group in self._groups(variable, size, factors):
-            others = tuple(sorted({v for factor in group for v in factor.variables} - {variable}))
-            self._add(others, *self.known.least_over(group, (*others, variable)))
 
     def _groups(
         self, variable: int, size: int, factors: Sequence[_Factor]
@@ -262,13 +263,6 @@ class _Elimination:
         for other in self.neighbours[variable]:
             self.neighbours[other].discard(variable)
         return factors
-
-    def _chosen(self) -> list[int]:
-        """The choices, last eliminated first: by then the neighbours of each variable are known."""
-        choices = [0] * len(self.unary)
-        for variable, factors in reversed(self.order):
-            choices[variable] = self.known.best(factors, variable, choices)
-        return choices
 
 
 def _without_least(table: Table, shape: tuple[int, ...]) -> tuple[Table, float]:

@@ -78,7 +78,17 @@ def split_time(graph: LogicalGraph, context: Context) -> LogicalGraph:
 def _walked(graph: LogicalGraph, micro_batches: int, known: Facts) -> tuple[LogicalGraph, Values]:
     """The nodes of the step in micro-batches, not in order yet, and how its values are made."""
     values = Values(graph, micro_batches, known)
-    inputs = [_input(values, node) for node in graph.of_kind(Input)]
+    inputs: list[Input] = []
+    for leaf in graph.of_kind(Input):
+        name, value = leaf.value.name, leaf.value
+        if name in known.leaves:
+            values.forms[name] = Split(0)
+            leaf = replace(leaf, value=replace(value, shape=values.cut(value)), cut=True)
+        elif name in known.own:
+            values.forms[name] = Own()
+        else:
+            values.note(name, Broadcast(), value)
+        inputs.append(leaf)
     chosen: _Chosen = {}
     for call in graph.of_kind(Call):
         _call(values, call, chosen)
@@ -93,18 +103,6 @@ def _walked(graph: LogicalGraph, micro_batches: int, known: Facts) -> tuple[Logi
             made = values.read(node.value.name, Broadcast())
             ends.append(replace(node, value=Ref(made.name)))
     return LogicalGraph(graph.name, (*inputs, *values.calls, *ends), micro_batches), values
-
-
-def _input(values: Values, node: Input) -> Input:
-    name = node.value.name
-    if name in values.facts.leaves:
-        values.forms[name] = Split(0)
-        return replace(node, value=replace(node.value, shape=values.cut(node.value)), cut=True)
-    if name in values.facts.own:
-        values.forms[name] = Own()
-    else:
-        values.note(name, Broadcast(), node.value)
-    return node
 
 
 def _call(values: Values, node: Call, chosen: _Chosen) -> None:

@@ -76,10 +76,7 @@ class Values:
         for stage in (None, phase.stage):
             if (name, form, stage) in self.made:
                 return self.made[name, form, stage]
-        return self._make(name, form, phase)
-
-    def _make(self, name: str, form: Form, phase: Phase) -> Value:
-        """A value in a form that is not there yet: by several calls, or by the one of its row in `_ROWS`."""
+        # It is not there yet: made by several calls, or by the one of its row in `_ROWS`.
         made = self._made_as(name, form)
         if isinstance(form, Strided):
             return self._in_blocks(name, form, phase)
@@ -110,9 +107,12 @@ class Values:
         if name in facts.nothing and isinstance(form, Split) and self._can_make(name, form):
             return "nothing"
         made = self.forms.get(name, Broadcast())
-        return (
-            "view" if whole and isinstance(made, Split | Strided) and self._is_view(name) else made
-        )
+        if whole and isinstance(made, Split | Strided):
+            node, values = self._producer(name), self.graph.values
+            sizes = {prod(values[each].shape) for each in (name, *node.operands)}
+            if len(node.operands) == 1 == len(sizes) and rule_of(node.first).view:
+                return "view"
+        return made
 
     def ref(self, name: str) -> Ref:
         """An argument that is a value as it is made: a leaf in parts, what is its own of each micro-batch."""
@@ -199,16 +199,6 @@ class Values:
         location = producer.location if isinstance(producer, Call) else None
         self.calls.append(Call.of(op, args, (made,), location=location, phase=phase))
         return made
-
-    def _is_view(self, name: str) -> bool:
-        node = self._producer(name)
-        operands = node.operands
-        size = prod(self.graph.values[name].shape)
-        return (
-            len(operands) == 1
-            and rule_of(node.first).view
-            and prod(self.graph.values[operands[0]].shape) == size
-        )
 
     def _again(self, name: str, form: SBP, phase: Phase | None = None) -> Value:
         """Make a value in a form in which its operands can be made as well: at a reader, or where the value is made."""

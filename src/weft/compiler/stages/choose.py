@@ -47,7 +47,12 @@ def choose_stages(graph: LogicalGraph, context: Context) -> Context:
     before = context.before.calls if context.before else {}
     fixed, given = _fixed(graph, options, len(placements), homes, before)
     forward = _forward(graph, fixed, given)
-    found = _homes(graph, given, forward)
+    found = {}
+    for node in graph.of_kind(Input):
+        if node.role in ("parameter", "buffer"):
+            readers = (first_result(user) for user in graph.users[node.value.name])
+            read = (forward[name] for name in readers if name in forward)
+            found[node.key] = given.get(node.key, next(read, 0))
     if homes is None:
         count = len(placements)
         idle = sorted(set(range(count)) - set(forward.values()))
@@ -69,8 +74,16 @@ def _fixed(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Stages by the name of a forward call's first result, and by the key of a variable, before any dataflow."""
     calls = forward_calls(graph)
-    noted = {name: _note(call, count) for name, call in calls.items()}
-    found = {name: stage for name, stage in noted.items() if stage is not None}
+    found: dict[str, int] = {}
+    for name, call in calls.items():
+        stage = call.location.stage if call.location else None
+        if stage is not None and stage >= count:
+            raise StrategyError(
+                f"weft.stage({stage}) at {call.location}: the strategy has {count} stages, 0 to {count - 1}; use one "
+                f"of these, or give the strategy {stage + 1}"
+            )
+        if stage is not None:
+            found[name] = stage
     if not isinstance(options.stages, int):
         return _by_patterns(graph, options, found, homes)
     if not found and homes is None:
@@ -111,16 +124,6 @@ def call_kind(name: str, call: Call) -> tuple[str, str, str]:
     return name, call.op, call.module
 
 
-def _note(call: Call, count: int) -> int | None:
-    stage = call.location.stage if call.location else None
-    if stage is not None and stage >= count:
-        raise StrategyError(
-            f"weft.stage({stage}) at {call.location}: the strategy has {count} stages, 0 to {count - 1}; use one of "
-            f"these, or give the strategy {stage + 1}"
-        )
-    return stage
-
-
 def _forward(
     graph: LogicalGraph, fixed: Mapping[str, int], homes: Mapping[str, int]
 ) -> dict[str, int]:
@@ -136,26 +139,11 @@ def _forward(
     for call in reversed(calls.values()):
         names = [value.name for value in call.makes]
         if made[names[0]] is None:
-            made.update(dict.fromkeys(names, _first_reader(graph, names, made)))
+            readers = (node for name in names for node in graph.users[name])
+            wanted = (made.get(first_result(node)) for node in readers if isinstance(node, Call))
+            known = [stage for stage in wanted if stage is not None]
+            made.update(dict.fromkeys(names, min(known, default=0)))
     return {name: made[name] or 0 for name in calls}
-
-
-def _first_reader(graph: LogicalGraph, names: Sequence[str], made: Mapping[str, int | None]) -> int:
-    readers = (node for name in names for node in graph.users[name])
-    wanted = (made.get(first_result(node)) for node in readers if isinstance(node, Call))
-    return min((stage for stage in wanted if stage is not None), default=0)
-
-
-def _homes(
-    graph: LogicalGraph, given: Mapping[str, int], forward: Mapping[str, int]
-) -> dict[str, int]:
-    found = {}
-    for node in graph.of_kind(Input):
-        if node.role in ("parameter", "buffer"):
-            readers = (first_result(user) for user in graph.users[node.value.name])
-            read = (forward[name] for name in readers if name in forward)
-            found[node.key] = given.get(node.key, next(read, 0))
-    return found
 
 
 def forward_calls(graph: LogicalGraph) -> dict[str, Call]:

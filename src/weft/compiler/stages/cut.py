@@ -9,7 +9,7 @@ an input of its own, under its own key, in every stage whose ranks have it not y
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -83,30 +83,25 @@ def copy_sources(graph: LogicalGraph) -> LogicalGraph:
         if isinstance(node, Call):
             here = {used: names.get((used, node.phase.stage), used) for used in node.uses}
             nodes.append(renamed(node, here))
-            copies = _copies(graph, node) if _is_source(graph, node) else ()
-            for copy, stage in copies:
+            makers = [graph.producers[name] for name in node.uses]
+            if not (
+                all(isinstance(maker, Input) and maker.cut for maker in makers)
+                and (node.varyings if makers else node.op.startswith(_MADE_ANYWHERE))
+            ):
+                continue
+            readers = (reader for value in node.makes for reader in graph.users[value.name])
+            stages = {reader.phase.stage for reader in readers if isinstance(reader, Call)}
+            for stage in sorted(stages - {node.phase.stage}):
+                outputs = tuple(
+                    v and replace(v, name=_name_at(v.name, stage)) for v in node.outputs
+                )
+                copy = node.changed(outputs=outputs, phase=Phase(stage, node.phase.kind))
                 nodes.append(copy)
                 for value, made in zip(node.makes, copy.makes, strict=True):
                     names[value.name, stage] = made.name
         else:
             nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
-
-
-def _is_source(graph: LogicalGraph, node: Call) -> bool:
-    used = node.uses
-    if not used:
-        return node.op.startswith(_MADE_ANYWHERE)
-    makers = [graph.producers[name] for name in used]
-    return bool(node.varyings) and all(isinstance(maker, Input) and maker.cut for maker in makers)
-
-
-def _copies(graph: LogicalGraph, node: Call) -> Iterator[tuple[Call, int]]:
-    readers = (reader for value in node.makes for reader in graph.users[value.name])
-    stages = {reader.phase.stage for reader in readers if isinstance(reader, Call)}
-    for stage in sorted(stages - {node.phase.stage}):
-        outputs = tuple(v and replace(v, name=_name_at(v.name, stage)) for v in node.outputs)
-        yield node.changed(outputs=outputs, phase=Phase(stage, node.phase.kind)), stage
 
 
 def _owners(graph: LogicalGraph, stages: Stages) -> dict[str, int]:
@@ -161,8 +156,13 @@ class _Part:
             for name in node.uses
             if self.owners.get(name, 0) != self.stage
         }
-        own = [self._input(name, away[name]) for name in away if self._is_fed(name)]
-        crossing = {away[name]: name for name in away if not self._is_fed(name)}
+        fed = {name: self.graph.producers[name] for name in away if self._is_fed(name)}
+        own = [
+            replace(leaf, value=replace(leaf.value, name=away[name]))
+            for name, leaf in fed.items()
+            if isinstance(leaf, Input)
+        ]
+        crossing = {away[name]: name for name in away if name not in fed}
         for name in [*away, *(n.value.name for n in nodes if isinstance(n, Input))]:
             if self._is_leaf(name) and away.get(name) not in crossing:
                 self.fed.setdefault(name, []).append(self.stage)
@@ -192,11 +192,6 @@ class _Part:
         return self._is_leaf(name) and all(
             here.isdisjoint(placements[other].ranks) for other in self.fed.get(name, ())
         )
-
-    def _input(self, name: str, here: str) -> Input:
-        node = self.graph.producers[name]
-        assert isinstance(node, Input)  # an entry of the batch, or a constant
-        return replace(node, value=replace(node.value, name=here))
 
     def _free(self, here: str, name: str) -> Input:
         """A parameter stays one, so that its users are charged as the strategy means it; all else is like a batch."""

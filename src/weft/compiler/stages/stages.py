@@ -30,7 +30,17 @@ def stage_placements(
         StrategyError: when the stages' own placements do not fit `placement` or one another.
     """
     if isinstance(stages, int):
-        return tuple(_rows(placement, index, stages) for index in range(stages))
+        rows = placement.shape[0]
+        parts, width = min(rows, stages), len(placement.ranks) // rows
+        shards = [shard_range(rows, parts, index % parts) for index in range(stages)]
+        return tuple(
+            Placement(
+                placement.device_type,
+                (length, *placement.shape[1:]),
+                placement.ranks[offset * width : (offset + length) * width],
+            )
+            for offset, length in shards
+        )
     if not stages:
         return (placement,)
     found = tuple(stage.placement for stage in stages)
@@ -75,15 +85,6 @@ def check_in_flight(in_flight: Sequence[int] | None, stages: int) -> None:
     raise StrategyError(
         f"in_flight={tuple(in_flight)} gives {len(in_flight)}, but there {there}, or None for those of the schedule"
     )
-
-
-def _rows(placement: Placement, index: int, stages: int) -> Placement:
-    rows = placement.shape[0]
-    parts = min(rows, stages)
-    offset, length = shard_range(rows, parts, index % parts)
-    width = len(placement.ranks) // rows
-    ranks = placement.ranks[offset * width : (offset + length) * width]
-    return Placement(placement.device_type, (length, *placement.shape[1:]), ranks)
 
 
 def _ranks(ranks: Iterable[int]) -> str:

@@ -152,24 +152,25 @@ class _GatherRewriter:
             for name in self._read(node):
                 gather = self.gathers[self.root[name]]
                 if gather.each_time:
-                    self._note_group(gather.group(node), node)
+                    group = gather.group(node)
+                    now = group, runs_in_loop(node, self.loop)
+                    last, looped = self.last.get(node.phase.stage, now)
+                    if group not in self.joined:
+                        # The backward of a block that follows its forward at once joins it.
+                        self.joined[group] = group
+                        match group, last:
+                            case (Phase(at, "backward"), str(one)), (
+                                Phase(there, "forward"),
+                                str(same),
+                            ):
+                                turns = at == there == self.turning and looped == now[1]
+                                self.joined[group] = last if turns and one == same else group
+                    self.last[node.phase.stage] = now
                     self.wanted.setdefault(self._group(name, node), []).append((name, node))
             # A block whose parameters are whole is between the backward of those around it and their forward.
             block = block_of(node.module)
             if block in self.whole:
                 self.last[node.phase.stage] = (node.phase, block), runs_in_loop(node, self.loop)
-
-    def _note_group(self, group: Hashable, reader: Call) -> None:
-        """Join a group with the one that was read last in its stage, if it is the backward of the same block."""
-        now = group, runs_in_loop(reader, self.loop)
-        last, looped = self.last.get(reader.phase.stage, now)
-        if group not in self.joined:
-            self.joined[group] = group
-            match group, last:
-                case (Phase(stage, "backward"), str(block)), (Phase(there, "forward"), str(same)):
-                    turns = stage == there == self.turning and looped == now[1]
-                    self.joined[group] = last if turns and block == same else group
-        self.last[reader.phase.stage] = now
 
     def _group(self, name: str, reader: Call) -> Hashable:
         """The group of the readers with which one shares its gathers."""

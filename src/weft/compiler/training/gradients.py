@@ -45,11 +45,15 @@ def gradients(graph: LogicalGraph, homes: Mapping[str, int] | None = None) -> tu
     Args:
         homes: the stages of parameters by key, where fed gradients are read.
     """
-    return tuple(
-        Gradient(graph.values[update.source.name], update.target.name, _phase(graph, update, homes))
-        for update in graph.of_kind(Update)
-        if by_optimizer(update)
-    )
+    found = []
+    for update in filter(by_optimizer, graph.of_kind(Update)):
+        maker, target = graph.producers[update.source.name], graph.producers[update.target.name]
+        stage = homes.get(target.key, 0) if homes and isinstance(target, Input) else 0
+        if isinstance(maker, Call):
+            stage = maker.phase.stage
+        value = graph.values[update.source.name]
+        found.append(Gradient(value, update.target.name, Phase(stage, "backward")))
+    return tuple(found)
 
 
 def by_optimizer(update: Update) -> bool:
@@ -105,15 +109,6 @@ def with_sources(
         len(graph.nodes),
     )
     return graph.with_nodes((*graph.nodes[:place], *calls, *map(read, graph.nodes[place:])))
-
-
-def _phase(graph: LogicalGraph, update: Update, homes: Mapping[str, int] | None) -> Phase:
-    """The phase in which a gradient is read: where it is made, or where its parameter lives."""
-    maker, target = graph.producers[update.source.name], graph.producers[update.target.name]
-    if isinstance(maker, Call):
-        return Phase(maker.phase.stage, "backward")
-    home = homes.get(target.key, 0) if homes and isinstance(target, Input) else 0
-    return Phase(home, "backward")
 
 
 @final

@@ -25,7 +25,6 @@ back behind it. So layouts do not depend on it, and the bytes of every boxing fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -53,7 +52,15 @@ def lay_sums(graph: LogicalGraph, context: Context) -> LogicalGraph:
     if context.options.micro_batches == 1:
         return graph
     if (context.options.precision or Precision()).accumulate is None:
-        return _as_they_are(graph)
+        # Conversions of gradients to a wider dtype wait for the sum.
+        paths, nodes = passed_to_gradients(graph), list[Node]()
+        for node in graph.nodes:
+            if isinstance(node, Call) and node.op in CASTS and node.output_names[0] in paths:
+                made, source = only_result(node), graph.values[node.operands[0]]
+                if source.dtype in HALF and holds(made.dtype, source.dtype):
+                    node = cast_call(source, made.dtype, made.name, node, "weft.cast_whole")
+            nodes.append(node)
+        return replace(graph, nodes=tuple(nodes))
     calls: list[Call] = []
     sources: dict[str, str] = {}
     for each in gradients(graph):
@@ -76,18 +83,6 @@ def cast_call(source: Value, dtype: str, name: str, like: Call, op: str = CAST) 
     return Call.of(op, every, (made,), location=like.location, phase=like.phase)
 
 
-def _as_they_are(graph: LogicalGraph) -> LogicalGraph:
-    """Conversions of gradients to a wider dtype wait for the sum."""
-    paths, nodes = passed_to_gradients(graph), list[Node]()
-    for node in graph.nodes:
-        if isinstance(node, Call) and node.op in CASTS and node.output_names[0] in paths:
-            made, source = only_result(node), graph.values[node.operands[0]]
-            if source.dtype in HALF and holds(made.dtype, source.dtype):
-                node = cast_call(source, made.dtype, made.name, node, "weft.cast_whole")
-        nodes.append(node)
-    return replace(graph, nodes=tuple(nodes))
-
-
 def lay_exchanges(graph: LogicalGraph, context: Context) -> LogicalGraph:
     """The graph whose sums are sent in the dtypes that the user names."""
     wanted = _wanted(graph, context.options.precision or Precision())
@@ -96,7 +91,15 @@ def lay_exchanges(graph: LogicalGraph, context: Context) -> LogicalGraph:
     rewriter = _DtypeRewriter(graph, wanted)
     for node in graph.nodes:
         rewriter.add(node)
-    return replace(graph, nodes=tuple(reversed(tuple(_read(rewriter.nodes)))))
+    # From the end, what is read.
+    used: set[str] = set()
+    kept: list[Node] = []
+    for node in reversed(rewriter.nodes):
+        idle = isinstance(node, Call) and (shares_memory(node.op) or node.op in CASTS)
+        if not idle or any(value.name in used for value in node.makes):
+            used.update(node.uses)
+            kept.append(node)
+    return replace(graph, nodes=tuple(reversed(kept)))
 
 
 def _wanted(graph: LogicalGraph, precision: Precision) -> dict[str, str]:
@@ -138,7 +141,11 @@ class _DtypeRewriter:
             value = replace(value, name=self.names.get(value.name, value.name))
             narrows = not holds(dtype, value.dtype)
             op = "weft.cast_parts" if narrows else "aten._to_copy.default"
-            maker = self._maker(node.input.name)
+            # The call whose place in stages and phases a conversion shares.
+            maker = self.graph.producers[node.input.name]
+            while isinstance(maker, Box):
+                maker = self.graph.producers[maker.input.name]
+            maker = maker if isinstance(maker, Call) else Call.of("", (), (), phase=FORWARD)
             before = cast_call(value, dtype, f"{node.output.name}.parts", maker, op)
             sent = replace(node.output, name=f"{node.output.name}.sum", dtype=dtype)
             boxed = replace(node, input=Ref(only_result(before).name), output=sent)
@@ -165,21 +172,3 @@ class _DtypeRewriter:
                 self.nodes.append(node.on(source).changed(outputs=(wide,)))
                 self.kept[made.name] = wide
         self.nodes.append(renamed(node, self.names))
-
-    def _maker(self, name: str) -> Call:
-        """The call whose place in stages and phases a conversion shares."""
-        node = self.graph.producers[name]
-        while isinstance(node, Box):
-            node = self.graph.producers[node.input.name]
-        return node if isinstance(node, Call) else Call.of("", (), (), phase=FORWARD)
-
-
-def _read(nodes: list[Node]) -> Iterator[Node]:
-    """From the end, what is read."""
-    used: set[str] = set()
-    for node in reversed(nodes):
-        idle = isinstance(node, Call) and (shares_memory(node.op) or node.op in CASTS)
-        if idle and not any(value.name in used for value in node.makes):
-            continue
-        used.update(node.uses)
-        yield node

@@ -82,7 +82,15 @@ class _RecomputeWalk:
     def add(self, number: int, node: Node) -> None:
         if isinstance(node, Call) and node.phase.kind != "forward":
             missing = self._missing(node)
-            awaited = self._awaited(number, node) if missing else None
+            # The gradient that the backward of the region starts from: the last value made before `node` among what
+            # the backward reads first: `node` itself, or else the calls after it.
+            reads = (
+                [name for name in later.uses if name in self.backward]
+                for later in self.graph.nodes[number:]
+                if isinstance(later, Call) and later.phase == node.phase
+            )
+            first = next(filter(None, reads), []) if missing else []
+            awaited = max(first, key=self.backward.__getitem__, default=None)
             for place in sorted(missing):
                 call = self.graph.nodes[place]
                 assert isinstance(call, Call)  # only calls are made again
@@ -121,19 +129,6 @@ class _RecomputeWalk:
             self.nodes.append(Call.of(AFTER, args, (value,), location=call.location, phase=phase))
             self.held[region, name] = value.name
         return self.held[region, name]
-
-    def _awaited(self, number: int, reader: Call) -> str | None:
-        """The gradient that the backward of the region starts from.
-
-        It is the last value made before `reader` among what the backward reads first: `reader`
-        itself, or else the calls after it.
-        """
-        for node in self.graph.nodes[number:]:
-            if isinstance(node, Call) and node.phase == reader.phase:
-                known = [name for name in node.uses if name in self.backward]
-                if known:
-                    return max(known, key=self.backward.__getitem__)
-        return None
 
 
 def regions(
