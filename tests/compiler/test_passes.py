@@ -179,6 +179,8 @@ NO_PASSES = {
             "computed",
             "preset",
             "enough_slots",
+            "is_hint",
+            "storage",
             "fewest_slots",
         ),
         "decide what a pass is told",

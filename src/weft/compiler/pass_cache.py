@@ -45,7 +45,12 @@ class PassCache:
             return make(*given)
         known = self._results.setdefault((make, at), [])
         for number, (before, _) in enumerate(known):
-            if all(map(_same, before, given)):
+            if all(
+                one.reads_the_same(now)
+                if isinstance(one, _RecordedReads)
+                else one is now or bool(one == now)
+                for one, now in zip(before, given, strict=False)
+            ):
                 known.insert(0, known.pop(number))
                 break
         else:
@@ -81,9 +86,3 @@ class _RecordedReads:
         """True if another object has, for all that was read, what was read."""
         found = ((reduce(getattr, path, other), value) for path, value in self._seen.items())
         return all(one is value or one == value for one, value in found)
-
-
-def _same(before: Any, given: Any) -> bool:
-    if isinstance(before, _RecordedReads):
-        return before.reads_the_same(given)
-    return before is given or bool(before == given)

@@ -36,18 +36,14 @@ from weft.units import ITEM_SIZE
 def dispatch_rows(graph: LogicalGraph, context: Context) -> LogicalGraph:
     """The graph with rows sent to the experts that hints split; in micro-batches, if any."""
     for mixture in mixtures(graph, context):
-        graph = _sent(graph, mixture)
+        graph, products = as_products(graph, mixture.biases)
+        mixture = replace(mixture, calls=(*mixture.calls, *products), biases=())
+        inside = calls_in_buffers(graph, mixture)
+        writer = _DispatchWriter(graph, mixture, inside, Buffers(graph, mixture))
+        for node in graph.nodes:
+            writer.write(node)
+        graph = needed(replace(graph, nodes=tuple(writer.nodes)))
     return graph
-
-
-def _sent(graph: LogicalGraph, mixture: Mixture) -> LogicalGraph:
-    graph, products = as_products(graph, mixture.biases)
-    mixture = replace(mixture, calls=(*mixture.calls, *products), biases=())
-    inside = calls_in_buffers(graph, mixture)
-    writer = _DispatchWriter(graph, mixture, inside, Buffers(graph, mixture))
-    for node in graph.nodes:
-        writer.write(node)
-    return needed(replace(graph, nodes=tuple(writer.nodes)))
 
 
 @final

@@ -55,7 +55,16 @@ def remove_sorts(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """The graph without the sorts of rows by their experts."""
     if not any(node.op == SEGMENTS for node in graph.of_kind(Call)):
         return graph
-    graph = needed(renamed(graph, _known_segments(graph)))
+    # Segments that are counted alike become the first of them, so that one mixture has one set of segments.
+    known: dict[str, str] = {}
+    first: dict[tuple[Arg, ...], str] = {}
+    for node in graph.of_kind(Call):
+        if node.op == SEGMENTS and node.outputs[0]:
+            name = node.outputs[0].name
+            same = _sorted_ids(graph, node) or first.setdefault(node.args, name)
+            if same != name:
+                known[name] = same
+    graph = needed(renamed(graph, known))
     done: set[str] = set()
     while sorts := [
         each
@@ -142,7 +151,10 @@ class _Proof:
         made, still = only_result(node).name, rows not in self.moved and rows not in self.places
         if at == self.permutation and whole and not adds:
             # Rows that are written where they came from are as before; numbers in order become places.
-            if still and _is_range(self.graph, rows):
+            maker, length = self.graph.producers[rows], shape[0]
+            ranges = (length,), (0, length), (0, length, 1)
+            arange = isinstance(maker, Call) and maker.op.startswith("aten.arange.")
+            if still and arange and isinstance(maker, Call) and maker.args in ranges:
                 self.places.add(made)
                 return True
             return self.moved.get(rows) == 0
@@ -175,13 +187,6 @@ class _Proof:
         made = zip(node.output_names, found[1], strict=True)
         self.moved.update((name, dim) for name, dim in made if name and dim is not None)
         return True
-
-
-def _is_range(graph: LogicalGraph, name: str) -> bool:
-    """True if a value is 0, 1, 2, …"""
-    maker, length = graph.producers[name], graph.values[name].shape[0]
-    ranges = (length,), (0, length), (0, length, 1)
-    return isinstance(maker, Call) and maker.op.startswith("aten.arange.") and maker.args in ranges
 
 
 @final
@@ -294,22 +299,6 @@ class _SortRemover:
         return made.ref
 
 
-def _known_segments(graph: LogicalGraph) -> dict[str, str]:
-    """The values of sorted experts, by the names of the segments that are counted from them.
-
-    Segments that are counted alike become the first of them, so that one mixture has one set of segments.
-    """
-    known: dict[str, str] = {}
-    first: dict[tuple[Arg, ...], str] = {}
-    for node in graph.of_kind(Call):
-        if node.op == SEGMENTS and node.outputs[0]:
-            name = node.outputs[0].name
-            same = _sorted_ids(graph, node) or first.setdefault(node.args, name)
-            if same != name:
-                known[name] = same
-    return known
-
-
 def _sorted_ids(graph: LogicalGraph, segments: Call) -> str | None:
     """The sorted experts whose numbers the ends of segments were counted from."""
     offs, rows, first = segments.args
@@ -348,16 +337,15 @@ def _source_at_sort(graph: LogicalGraph, name: str) -> str | None:
             sort = graph.producers[order]
             at = isinstance(sort, Call) and _is_plain_sort(graph, sort)
             if isinstance(sort, Call) and at and sort.output_names[1:] == (order,):
-                return x if _is_same(graph, x, ref_name(sort.args[0])) else None
+                one, other = graph.producers[x], graph.producers[ref_name(sort.args[0])]
+                # One value, or alike views of one.
+                if one is other:
+                    return x if x == ref_name(sort.args[0]) else None
+                if not isinstance(one, Call) or not isinstance(other, Call) or one.op not in _SAME:
+                    return None
+                same = (one.op, one.args, one.kwargs) == (other.op, other.args, other.kwargs)
+                return x if same else None
     return None
-
-
-def _is_same(graph: LogicalGraph, a: str, b: str) -> bool:
-    """True if two values are one, or alike views of one."""
-    one, two = graph.producers[a], graph.producers[b]
-    if a == b or not isinstance(one, Call) or not isinstance(two, Call):
-        return a == b
-    return one.op in _SAME and (one.op, one.args, one.kwargs) == (two.op, two.args, two.kwargs)
 
 
 def _are_below(graph: LogicalGraph, name: str, experts: int) -> bool:

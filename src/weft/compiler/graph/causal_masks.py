@@ -81,8 +81,12 @@ def _told(node: Node, graph: LogicalGraph, known: Mapping[str, Known]) -> Node:
         return node
     if _keeps_all(known[mask.name]):
         return _without_mask(node, form, causal)
-    if not causal and queries == keys and _is_causal(known[mask.name], queries):
-        return _without_mask(node, form, True)
+    values = known[mask.name]
+    kept = None if isinstance(values, Along) else kept_keys(values, _kept)
+    if not causal and queries == keys and kept is not None and not kept[0].any():
+        # Query `q` keeps just the keys `[0, q]`.
+        causal = np.array_equal(kept[1], np.arange(1, queries + 1))
+        return _without_mask(node, form, True) if causal else node
     return node
 
 
@@ -100,14 +104,6 @@ def _keeps_all(mask: Known) -> bool:
         return value is not None and _kept(value) is True
     keys = kept_keys(mask, _kept)
     return keys is not None and not keys[0].any() and bool((keys[1] == mask.keys).all())
-
-
-def _is_causal(mask: Known, length: int) -> bool:
-    """True if query `q` of `length` keeps just the keys `[0, q]`."""
-    keys = None if isinstance(mask, Along) else kept_keys(mask, _kept)
-    if keys is None or keys[0].any():
-        return False
-    return np.array_equal(keys[1], np.arange(1, length + 1))
 
 
 def _kept(element: Scalar) -> bool | None:

@@ -9,7 +9,7 @@ Sums of the rows of the same `x`, gradients of biases, are joined with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, final
 
@@ -122,8 +122,13 @@ class ProductSum:
 def product_sums(graph: LogicalGraph) -> dict[int, ProductSum]:
     """The sums that are joined, by the id of the add that stands for the whole sum."""
     order = {name: position for position, name in enumerate(graph.values)}
-    trees = {id(root): (root, *_tree(graph, root)) for root in _roots(graph)}
-    split = {key: _terms(graph, names) for key, (_, names, _) in trees.items()}
+    # Adds of two equal tensors whose result is no part of a larger sum.
+    sums = [node for node in graph.of_kind(Call) if _is_sum(graph, node)]
+    users = {id(add): graph.users[add.makes[0].name] for add in sums}
+    roots = [x for x in sums if len(users[id(x)]) != 1 or not _is_sum(graph, users[id(x)][0])]
+    trees = {id(root): (root, *_tree(graph, root)) for root in roots}
+    terms = {key: [_term(graph, name) for name in names] for key, (_, names, _) in trees.items()}
+    split = {key: tuple(x for x in own if x is not None) for key, own in terms.items()}
     # First the products; they say which sums over rows find their `x` stacked already.
     products = {key: _groups(terms, graph, order) for key, terms in split.items()}
     stacked = {names_of_x(group) for groups in products.values() for group in groups}
@@ -155,24 +160,14 @@ def _groups(
             shapes = (graph.values[term.x].shape, graph.values[term.y].shape)
             found.setdefault((place, shapes), []).append(term)
     groups = (tuple(sorted(group, key=lambda term: order[term.x])) for group in found.values())
-    return tuple(group for group in groups if len(group) > 1 and _pays(group[0], graph))
-
-
-def _pays(term: Term, graph: LogicalGraph) -> bool:
-    """True if stacking moves fewer numbers (2·k·(m+n)) than a product and a sum (3·m·n)."""
-    assert term.y is not None  # only products are asked
-    (rows, m), (_, n) = graph.values[term.x].shape, graph.values[term.y].shape
-    return 2 * rows * (m + n) < 3 * m * n
-
-
-def _roots(graph: LogicalGraph) -> Iterator[Call]:
-    """Adds of two equal tensors whose result is no part of a larger sum."""
-    for node in graph.nodes:
-        if _is_sum(graph, node):
-            users = graph.users[node.makes[0].name]
-            if len(users) != 1 or not _is_sum(graph, users[0]):
-                assert isinstance(node, Call)  # sums are calls
-                yield node
+    pay = []
+    for group in groups:
+        assert group[0].y is not None  # only products are asked
+        (rows, m), (_, n) = graph.values[group[0].x].shape, graph.values[group[0].y].shape
+        # Stacking moves fewer numbers than a product and a sum.
+        if len(group) > 1 and 2 * rows * (m + n) < 3 * m * n:
+            pay.append(group)
+    return tuple(pay)
 
 
 def _is_sum(graph: LogicalGraph, node: Node) -> bool:
@@ -186,9 +181,9 @@ def _is_sum(graph: LogicalGraph, node: Node) -> bool:
 def _tree(graph: LogicalGraph, root: Call) -> tuple[Names, tuple[Call, ...]]:
     names: list[str] = []
     adds: list[Call] = []
-    waiting: list[Node] = [root]
+    waiting = [root]
     while waiting:
-        for name in _operands(waiting.pop()):
+        for name in (arg.name for arg in waiting.pop().args if isinstance(arg, Ref)):
             maker = graph.producers[name]
             if isinstance(maker, Call) and len(graph.users[name]) == 1 and _is_sum(graph, maker):
                 adds.append(maker)
@@ -196,16 +191,6 @@ def _tree(graph: LogicalGraph, root: Call) -> tuple[Names, tuple[Call, ...]]:
             else:
                 names.append(name)
     return tuple(names), tuple(adds)
-
-
-def _operands(node: Node) -> Names:
-    args = node.args if isinstance(node, Call) else ()
-    return tuple(arg.name for arg in args if isinstance(arg, Ref))
-
-
-def _terms(graph: LogicalGraph, names: Names) -> tuple[Term, ...]:
-    found = (_term(graph, name) for name in names)
-    return tuple(term for term in found if term is not None)
 
 
 def _term(graph: LogicalGraph, name: str) -> Term | None:

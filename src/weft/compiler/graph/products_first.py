@@ -25,24 +25,18 @@ _MOVES = frozenset(aten("view _unsafe_view reshape transpose.int t permute clone
 
 def products_first(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """The graph with products added up before they are added to anything else."""
-    sums = _Sums(graph, _products(graph))
+    sums = _Sums(graph)
     for node in graph.of_kind(Call):
-        if _is_sum(graph, node):
+        first = node.args[0] if node.args else None
+        moved = node.op in _MOVES and isinstance(first, Ref) and first.name in sums.products
+        if node.op in _PRODUCTS or moved:
+            sums.products.update(value.name for value in node.makes)
+        elif _is_sum(graph, node):
             sums.add(node)
     if not sums.written:
         return graph
     nodes = (each for node in graph.nodes for each in sums.written.get(_name(node), [node]))
     return replace(graph, nodes=tuple(nodes))
-
-
-def _products(graph: LogicalGraph) -> set[str]:
-    found: set[str] = set()
-    for node in graph.of_kind(Call):
-        first = node.args[0] if node.args else None
-        moved = node.op in _MOVES and isinstance(first, Ref) and first.name in found
-        if node.op in _PRODUCTS or moved:
-            found.update(value.name for value in node.makes)
-    return found
 
 
 def _is_sum(graph: LogicalGraph, node: Node) -> bool:
@@ -66,7 +60,7 @@ class _Sums:
     """
 
     graph: LogicalGraph
-    products: set[str]
+    products: set[str] = field(default_factory=set)
     kinds: dict[str, tuple[Ref | None, Ref | None]] = field(default_factory=dict)
     calls: dict[str, list[Node]] = field(default_factory=dict)
     below: dict[str, list[str]] = field(default_factory=dict)
@@ -98,7 +92,12 @@ class _Sums:
         """The sums of the terms of two terms, by kind, and the calls that add them up."""
         calls: list[Node] = []
         found: list[Ref | None] = []
-        pairs = zip(*(self._kinds(term) for term in terms), strict=True)
+        refs = {term: self.graph.values[term].ref for term in terms}
+        alone = {
+            term: (None, ref) if term in self.products else (ref, None)
+            for term, ref in refs.items()
+        }
+        pairs = zip(*(self.kinds.get(term, alone[term]) for term in terms), strict=True)
         for kind, (a, b) in zip(("others", "products"), pairs, strict=True):
             made = a or b
             if a and b:
@@ -108,11 +107,6 @@ class _Sums:
                 made = value.ref
             found.append(made)
         return (found[0], found[1]), calls
-
-    def _kinds(self, term: str) -> tuple[Ref | None, Ref | None]:
-        one = self.graph.values[term].ref
-        alone = (None, one) if term in self.products else (one, None)
-        return self.kinds.get(term, alone)
 
 
 def _name(node: Node) -> str:

@@ -38,25 +38,21 @@ def store_in_shares(graph: LogicalGraph, context: Context) -> LogicalGraph:
     decided = [own.shares for own in hints.values() if own.shares is not None]
     if decided:
         given = {key: shares for own in decided for key, shares in own.items()}
-        return _as_given(graph, given, stages)
+        inputs = {n.value.name: n for n in graph.of_kind(Input) if n.key in given}
+        dims: SharedDims = []
+        known: set[str] = set()
+        for name, node in inputs.items():
+            shares = given[node.key]
+            joined = None if name in known else joined_dim(graph, name, shares.dim)
+            if joined is not None and _agree(graph, joined, shares, given):
+                dims.append((shares, joined))
+                known.update(joined.dims)
+        graph = with_shares(graph, dims)
+        rest = {name: given[node.key] for name, node in inputs.items() if name not in known}
+        return in_order(graph, rest, stages) if rest else graph
     search = _UnfitSearch(graph, hints, stages)
     unfit = [each for node in graph.of_kind(Input) for each in search.of(node)]
     return with_shares(graph, unfit)
-
-
-def _as_given(graph: LogicalGraph, given: Mapping[str, Shares], stages: Stages) -> LogicalGraph:
-    inputs = {n.value.name: n for n in graph.of_kind(Input) if n.key in given}
-    found: SharedDims = []
-    known: set[str] = set()
-    for name, node in inputs.items():
-        shares = given[node.key]
-        joined = None if name in known else joined_dim(graph, name, shares.dim)
-        if joined is not None and _agree(graph, joined, shares, given):
-            found.append((shares, joined))
-            known.update(joined.dims)
-    graph = with_shares(graph, found)
-    rest = {name: given[node.key] for name, node in inputs.items() if name not in known}
-    return in_order(graph, rest, stages) if rest else graph
 
 
 def _agree(

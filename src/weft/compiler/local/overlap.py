@@ -232,13 +232,10 @@ class _PartsCutter:
             for part, value in zip(call_of_part.makes, node.makes, strict=True):
                 self.origins[part.name] = value.name
             turn.append(call_of_part)
-        for value in sums:
-            self._add_up(value)
-
-    def _add_up(self, total: LocalValue) -> None:
-        for call in sum_of_parts(total, self.parts):
-            self.origins.update({v.name: total.name for v in call.makes if v is not total})
-            self.order.add_late(call)
+        for total in sums:
+            for add in sum_of_parts(total, self.parts):
+                self.origins.update({v.name: total.name for v in add.makes if v is not total})
+                self.order.add_late(add)
 
 
 @final

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from math import prod
 from typing import final
 
 from weft.compiler.context import Options
@@ -50,23 +51,11 @@ def check_limit(
         ),
         f"  by kind: {kinds}",
         "  the largest values then:",
-        *(f"    {_held(each, makers)}" for each in peak.held[:NAMED]),
+        *(f"    {makers.described(each)}" for each in peak.held[:NAMED]),
         "  what would help:",
         *(f"    {each}" for each in _remedies(peak, makers, options)),
     ]
     raise StrategyError("\n".join(lines))
-
-
-def _held(held: Held, makers: _Makers) -> str:
-    count = f" ({held.versions} versions)" if held.versions > 1 else ""
-    match makers.of(held.register):
-        case Call(op=op, location=location):
-            where = f" by {op}{f' at {location}' if location else ''}"
-        case Input(role=role, key=key):
-            where = f" from {role} {key}"
-        case _:
-            where = ""
-    return f"{bytes_text(held.bytes)}{count}: {held.register}{where}"
 
 
 @final
@@ -85,6 +74,18 @@ class _Makers:
         if isinstance(node, Box):
             return self.of(node.input.name)
         return node if isinstance(node, (Call, Input)) else None
+
+    def described(self, held: Held) -> str:
+        """A value that a rank holds: bytes, name, and what makes it."""
+        count = f" ({held.versions} versions)" if held.versions > 1 else ""
+        match self.of(held.register):
+            case Call(op=op, location=location):
+                where = f" by {op}{f' at {location}' if location else ''}"
+            case Input(role=role, key=key):
+                where = f" from {role} {key}"
+            case _:
+                where = ""
+        return f"{bytes_text(held.bytes)}{count}: {held.register}{where}"
 
 
 def _remedies(peak: Peak, makers: _Makers, options: Options) -> Iterator[str]:
@@ -131,9 +132,22 @@ def _of_zero(peak: Peak, graph: LogicalGraph, options: Options) -> Iterator[str]
     if isinstance(options.zero, Zero) and options.zero.level == 3:
         return
     for axis in range(max(placement.axes for placement in graph.placements)):
-        states, parameters = (
-            _whole_along(axis, role, peak, graph) for role in ("state", "parameter")
-        )
+        # Bytes on the rank that shards along the axis would not hold.
+        saved = Counter[str]()
+        for node in graph.of_kind(Input):
+            layout = node.value.layout
+            if (
+                layout is not None
+                and peak.rank in layout.placement.coordinates
+                and layout.sbp[axis : axis + 1] == (Broadcast(),)
+            ):
+                local = layout.local_shape(node.value.shape, peak.rank)
+                size, ranks = (
+                    ITEM_SIZE[node.value.dtype] * prod(local),
+                    layout.placement.shape[axis],
+                )
+                saved[node.role] += size * (ranks - 1) // ranks
+        states, parameters = saved["state"], saved["parameter"]
         if states and options.zero is None:
             yield f"zero=weft.Zero(level=1, axis={axis}): {bytes_text(states)} less states"
         if parameters:
@@ -141,19 +155,3 @@ def _of_zero(peak: Peak, graph: LogicalGraph, options: Options) -> Iterator[str]
                 f"zero=weft.Zero(level=3, axis={axis}): up to {bytes_text(states + parameters)} "
                 "less parameters and states"
             )
-
-
-def _whole_along(axis: int, role: str, peak: Peak, graph: LogicalGraph) -> int:
-    """Bytes on a rank that shards along an axis would not hold."""
-    saved = 0
-    for node in graph.of_kind(Input):
-        layout = node.value.layout
-        if node.role != role or layout is None or peak.rank not in layout.placement.coordinates:
-            continue
-        if axis < len(layout.sbp) and isinstance(layout.sbp[axis], Broadcast):
-            size = ITEM_SIZE[node.value.dtype]
-            for length in layout.local_shape(node.value.shape, peak.rank):
-                size *= length
-            ranks = layout.placement.shape[axis]
-            saved += size * (ranks - 1) // ranks
-    return saved

@@ -177,24 +177,19 @@ def prepared(graph: LogicalGraph, device_type: str) -> LogicalGraph:
         if not (family and isinstance(node, Call) and family.ignores_counts(node)):
             node = renamed(node, names)
         if isinstance(node, Call) and node.op in _BORROWERS:
-            node = _alone(node, device_type)
+            op, position = _BORROWERS[node.op]
+            value = () if position is None else (node.args[position],)
+            if not any(isinstance(each, Ref) for each in value):
+                made = only_result(node)
+                device = dict(node.kwargs).get("device", Token("device", device_type))
+                kwargs = (("dtype", Token("dtype", made.dtype)), ("device", device))
+                node = node.changed(op=op, args=(made.shape, *value), kwargs=kwargs)
         if family is not None and isinstance(node, Call):
             for result, counting in family.counts(graph, node):
                 nodes += counting
                 names[result] = only_result(counting[-1]).name
         nodes.append(node)
     return graph.with_nodes(nodes)
-
-
-def _alone(node: Call, device_type: str) -> Call:
-    op, position = _BORROWERS[node.op]
-    made = only_result(node)
-    device = dict(node.kwargs).get("device", Token("device", device_type))
-    value = () if position is None else (node.args[position],)
-    if any(isinstance(each, Ref) for each in value):
-        return node
-    kwargs = (("dtype", Token("dtype", made.dtype)), ("device", device))
-    return node.changed(op=op, args=(made.shape, *value), kwargs=kwargs)
 
 
 _SUM_OP = "aten.sum.default"

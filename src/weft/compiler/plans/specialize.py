@@ -232,15 +232,15 @@ def outline(plan: RankPlan, fewest: int = FEWEST) -> RankPlan:
     # Calls are known by identity: equal ones are in many places.
     begins = {id(calls[place]) for place in repeats(calls, fewest)}
     actors = tuple(
-        replace(actor, parts=_places(actor, begins)) if isinstance(actor, Compute) else actor
+        replace(
+            actor,
+            parts=tuple([n for n, node in enumerate(actor.nodes) if n and id(node) in begins]),
+        )
+        if isinstance(actor, Compute)
+        else actor
         for actor in plan.actors
     )
     return replace(plan, actors=actors)
-
-
-def _places(segment: Compute, begins: Collection[int]) -> tuple[int, ...]:
-    places = range(1, len(segment.nodes))
-    return tuple(place for place in places if id(segment.nodes[place]) in begins)
 
 
 def repeats(calls: Sequence[LocalCall], fewest: int = FEWEST) -> list[int]:
@@ -253,7 +253,17 @@ def repeats(calls: Sequence[LocalCall], fewest: int = FEWEST) -> list[int]:
         Increasing places inside of the list, where a repeat begins or ends.
     """
     numbers: dict[Hashable, int] = {}
-    marks = [numbers.setdefault(_mark(call), len(numbers)) for call in calls]
+    # The facts that two calls have in common whatever they read: op, constants, shapes and dtypes of results.
+    facts = (
+        (
+            call.op,
+            _nameless(call.args),
+            _nameless(call.kwargs),
+            tuple(value and (value.shape, value.dtype) for value in call.outputs),
+        )
+        for call in calls
+    )
+    marks = [numbers.setdefault(each, len(numbers)) for each in facts]
     later: defaultdict[int, list[int]] = defaultdict(list)
     for place, mark in enumerate(marks):
         later[mark].append(place)
@@ -283,23 +293,13 @@ def _repeat(marks: Sequence[int], place: int, equal: Sequence[int]) -> tuple[int
     for period in tried:
         if best[1] > 1 and (period % best[0] == 0 or 2 * period > len(marks) - place):
             continue
-        copies = 1 + _matching(marks, place, period) // period
+        end = place
+        while end + period < len(marks) and marks[end] == marks[end + period]:
+            end += 1
+        copies = 1 + (end - place) // period
         if copies > 1 and period * copies > best[0] * best[1]:
             best = (period, copies)
     return best
-
-
-def _matching(marks: Sequence[int], place: int, period: int) -> int:
-    end = place
-    while end + period < len(marks) and marks[end] == marks[end + period]:
-        end += 1
-    return end - place
-
-
-def _mark(call: LocalCall) -> Hashable:
-    """The facts that two calls have in common whatever they read: op, constants, shapes and dtypes of results."""
-    made = tuple(value and (value.shape, value.dtype) for value in call.outputs)
-    return (call.op, _nameless(call.args), _nameless(call.kwargs), made)
 
 
 def _nameless(arg: Arg) -> Hashable:
@@ -347,8 +347,11 @@ def with_cuda_graphs(
     busy = Seconds(sum(one * each.acts for one, each in zip(seconds, segments, strict=True)))
     host = Seconds(device.start * sum(launches.values()))
     reasons: dict[int, str] = {}
+    slow = "the device takes longer than the host" if mode == "auto" and busy > host else None
+    off = "switched off" if mode == "never" else slow
     for each in segments:
-        why = _off(mode, host, busy) or _obstacle(each, obstacle)
+        ops = (node.op for node in each.nodes if isinstance(node, LocalCall))
+        why = off or next(filter(None, map(obstacle, ops)), None)
         if why is None and launches[each.id] < FEWEST_LAUNCHES * each.acts:
             why = "few launches"
         if why is not None:
@@ -376,17 +379,3 @@ def _kernels(node: LocalCall | LocalUpdate) -> int:
         return 1
     own = WEFT_OPS.get(node.op)
     return int(not shares_memory(node.op)) if own is None else own.launches
-
-
-def _off(mode: GraphMode, host: Seconds, device: Seconds) -> str | None:
-    if mode == "never":
-        return "switched off"
-    return "the device takes longer than the host" if mode == "auto" and device > host else None
-
-
-def _obstacle(segment: Compute, obstacle: Callable[[str], str | None]) -> str | None:
-    for node in segment.nodes:
-        why = None if isinstance(node, LocalUpdate) else obstacle(node.op)
-        if why is not None:
-            return why
-    return None

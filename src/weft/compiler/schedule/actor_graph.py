@@ -166,12 +166,9 @@ class ActorGraph:
         """True if a loop register is read only after all its versions have been made."""
         return link.register.rate > 1 and self.levels[link.source] < self.levels[link.target]
 
-    def lasts(self, node: Node) -> Seconds:
-        """Seconds of an act of a node: its slowest rank's."""
-        return self._lasts[node]
-
     @cached_property
-    def _lasts(self) -> dict[Node, Seconds]:
+    def lasts(self) -> dict[Node, Seconds]:
+        """Seconds of an act of each node: its slowest rank's."""
         return {
             node: max(self.seconds[rank][id] for rank, id in own.items())
             for node, own in self.nodes.items()
@@ -186,7 +183,7 @@ class ActorGraph:
                 node = self.node_of.get((plan.rank, actor.id))
                 if node in self.loop and node is not None:
                     seat = plan.rank, actor.queue
-                    loads[seat] = loads.get(seat, 0.0) + self.lasts(node)
+                    loads[seat] = loads.get(seat, 0.0) + self.lasts[node]
         return Seconds(max(loads.values(), default=0.0))
 
     @cached_property
@@ -200,7 +197,7 @@ class ActorGraph:
         edges = []
         for (source, target), between in found.items():
             tokens = min(int(register.full) for _, register in between)
-            edges.append((Edge(source, target, self.lasts(source), tokens), between))
+            edges.append((Edge(source, target, self.lasts[source], tokens), between))
         return edges
 
     def marked_graph(self, copies: Mapping[Slot, int]) -> list[Edge[Node]]:
@@ -220,7 +217,7 @@ class ActorGraph:
             )
             source, target = data.source, data.target
             edges.append(data)
-            edges.append(Edge(target, source, self.lasts(target), fewest, slots))
+            edges.append(Edge(target, source, self.lasts[target], fewest, slots))
         return edges
 
 

@@ -139,19 +139,17 @@ class _Joiner:
             each.output.nbytes // len(each.sizes) if gathers else each.input.nbytes
             for each in waiting
         )
-        if sum(given) >= self._limit(node, looped):
+        # In a loop the seconds of the last bucket, and the latencies of all, are added to each act. Their sum is least
+        # for the geometric mean of the bytes of an act and of those that take as long as a latency.
+        if gathers:
+            limit = self.limit * GATHERED
+        elif looped:
+            again = self.again[node.communicator]
+            limit = min(self.limit, isqrt(int(again * self.limit * LATENCY)))
+        else:
+            limit = max(self.limit, self.once[node.communicator] // CUTS)
+        if sum(given) >= limit:
             self.close([key])
-
-    def _limit(self, node: Collective, looped: bool) -> int:
-        """Bytes of a bucket. In a loop the seconds of the last one, and the latencies of all, are added to each act.
-
-        Their sum is least for the geometric mean of the bytes of an act and of those that take as long as a latency.
-        """
-        if node.kind == "all_gather":
-            return self.limit * GATHERED
-        if looped:
-            return min(self.limit, isqrt(int(self.again[node.communicator] * self.limit * LATENCY)))
-        return max(self.limit, self.once[node.communicator] // CUTS)
 
 
 def parameter_values(

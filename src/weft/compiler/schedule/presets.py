@@ -164,7 +164,13 @@ def with_priorities(actors: Sequence[Actor], preset: Preset) -> tuple[Actor, ...
     Work that runs once a step goes first when the loop waits for it, and last otherwise. If ranks have one stage
     each, a forward that has begun is ended before a backward continues: the next stage waits for it.
     """
-    early, last = _early_actors(actors), 1 + 3 * preset.stages
+    # Actors that act once a step and whose results some actor of the loop reads, directly or not.
+    makers, early = {name: actor.id for actor in actors for name in actor.produces}, set[int]()
+    for actor in reversed(actors):
+        if actor.acts > 1 or actor.id in early:
+            ids = {makers[name] for name in actor.consumes if name in makers}
+            early |= {id for id in ids if id < actor.id and actors[id].acts == 1}
+    last = 1 + 3 * preset.stages
     alone = preset.around == preset.stages > 1
     begun = _begun(actors) if alone else frozenset()
 
@@ -207,14 +213,3 @@ def _begun(actors: Sequence[Actor]) -> frozenset[int]:
         if not (made | comes).isdisjoint(each.consumes):
             made.update(each.produces)
     return frozenset(begun)
-
-
-def _early_actors(actors: Sequence[Actor]) -> frozenset[int]:
-    """The actors that act once a step and whose results some actor of the loop reads, directly or not."""
-    makers = {name: actor.id for actor in actors for name in actor.produces}
-    found: set[int] = set()
-    for actor in reversed(actors):
-        if actor.acts > 1 or actor.id in found:
-            ids = {makers[name] for name in actor.consumes if name in makers}
-            found |= {id for id in ids if id < actor.id and actors[id].acts == 1}
-    return frozenset(found)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from weft.boxing import BoxingStep
 from weft.boxing.box_steps import step_node
 from weft.boxing.overlaps import regions_of
-from weft.boxing.routes import Routes, distinct, numbered_layouts, routes
+from weft.boxing.routes import distinct, numbered_layouts, routes
 from weft.compiler.signatures import TensorStep, axis_signatures, graph_halos
 from weft.ir.logical import Call, LogicalGraph
 from weft.ir.plan import Collective, LocalCall
@@ -143,21 +143,17 @@ def _transfers(source: Layout, target: Layout, shape: tuple[int, ...]) -> tuple[
         for holder, begin, end in zip(holders, begins, ends, strict=True):
             key = own.tobytes(), int(end - begin), pieces[begin:end].tobytes()
             of[holder] = known.setdefault(key, len(known))
-    return of, _received(found)
-
-
-def _received(found: Routes) -> Numbers:
-    """For each rank of the target, which lengths the pieces have that it gets; they fill what it needs."""
-    known: dict[Hashable, int] = {}
-    first, of = distinct(found.needed)
+    # For each rank of the target, which lengths the pieces have that it gets; they fill what it needs.
+    got: dict[Hashable, int] = {}
+    first, needed = distinct(found.needed)
     forms = []
     for place in first.tolist():
         pieces = found.taken(place)
         own = found.needed[place, :, 1] - found.needed[place, :, 0]
         order = np.lexsort((*pieces.T, np.zeros(len(pieces))))
         key = own.tobytes(), len(pieces), pieces[order].tobytes()
-        forms.append(known.setdefault(key, len(known)))
-    return np.array(forms, dtype=np.int64)[of]
+        forms.append(got.setdefault(key, len(got)))
+    return of, np.array(forms, dtype=np.int64)[needed]
 
 
 def _sizes(layout: Layout, shape: tuple[int, ...]) -> Numbers:
