@@ -9,11 +9,11 @@ from weft.errors import UserError
 
 
 def write_atomically(path: str | Path, text: str, what: str) -> None:
-    """Write a file beside its place, and put it there when it is whole.
+    """Write a temporary file beside `path`, then rename it to `path`.
 
     Args:
-        path: of the file; what is there and no file (a pipe) is written as it stands.
-        text: that it holds then, as UTF-8.
+        path: of the file; a pipe or other special file is written directly.
+        text: the new contents, as UTF-8.
         what: errors call it.
 
     Raises:
@@ -32,7 +32,7 @@ def write_atomically(path: str | Path, text: str, what: str) -> None:
 
 
 def write_making_folder(path: str | Path, text: str, what: str) -> None:
-    """The same; folders that are missing are made.
+    """Like `write_atomically`, but create missing folders.
 
     Raises:
         UserError: it cannot be written, or its folder not be made.
@@ -54,7 +54,7 @@ def make_folder_of(path: str | Path, what: str) -> None:
 
 
 def check_writable(path: str | Path, what: str) -> None:
-    """Check that a file can be written, before work is spent on what it is to hold.
+    """Check that a file can be written, before computing its contents.
 
     Raises:
         UserError: it cannot.

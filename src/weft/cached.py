@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 class cached_property(Generic[_T]):
     """A property computed when first read, then kept in the object's `__dict__`.
 
-    Two threads that ask at once may both compute it: for values that do not depend on who does.
+    Two threads may both compute it, so the value must not depend on the thread.
     """
 
     def __init__(self, make: Callable[[Any], _T]) -> None:

@@ -56,7 +56,10 @@ def interrupts_later() -> Iterator[None]:
 
 @contextmanager
 def _nothing_drawn() -> Iterator[None]:
-    """Let Python's generator, which the user may have seeded, go on where it was: imports of libraries draw from it."""
+    """Let Python's generator, which the user may have seeded, continue where it was.
+
+    Imports of libraries draw from it.
+    """
     before = random.getstate()
     try:
         yield

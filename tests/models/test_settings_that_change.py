@@ -40,6 +40,6 @@ def test_a_flag_that_a_library_reads(caplog: pytest.LogCaptureFixture) -> None:
         other.step()
         assert program.step(batch).item() == pytest.approx(loss.item(), rel=1e-9)
     program.close()
-    words = [text for text in caplog.messages if "planned the step anew" in text]
+    words = [text for text in caplog.messages if "planned the step again" in text]
     assert len(words) <= 2
     assert "config.scale_decoder_outputs was" in words[-1]

@@ -479,7 +479,7 @@ def falls_back(rank: int) -> float:
     with pytest.raises(weft.errors.UserError, match="needs its values"):
         compiled(wrapper, pairs())
     del kept
-    with pytest.raises(weft.errors.UserError, match="wrap the model anew"):
+    with pytest.raises(weft.errors.UserError, match="wrap the model again"):
         wrapper(pairs()["x"])
     wrapper.zero_grad()
     compiled(wrapper, pairs())

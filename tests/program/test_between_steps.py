@@ -178,7 +178,7 @@ def test_a_cache_that_is_cleared_and_gives_the_same_needs_no_plan(
     for _ in range(3):
         both.step()
         value.cache_clear()
-    assert not [text for text in caplog.messages if "planned the step anew" in text]
+    assert not [text for text in caplog.messages if "planned the step again" in text]
 
 
 def test_a_cached_function_that_fails_later_fails_in_the_step() -> None:

@@ -305,7 +305,7 @@ def test_what_lies_beside_the_keys_in_the_code_needs_no_plan(
         beside.step()
         state["history"].append(1.0)
         state["best"] = torch.ones(())
-    assert not [text for text in caplog.messages if "planned the step anew" in text]
+    assert not [text for text in caplog.messages if "planned the step again" in text]
 
 
 def test_an_equal_tuple_needs_no_plan(caplog: pytest.LogCaptureFixture) -> None:
@@ -320,6 +320,6 @@ def test_an_equal_tuple_needs_no_plan(caplog: pytest.LogCaptureFixture) -> None:
     beside.step()
     terms["sine"] = (float("1.0"), torch.sin)
     beside.step()
-    assert not [text for text in caplog.messages if "planned the step anew" in text]
+    assert not [text for text in caplog.messages if "planned the step again" in text]
     terms["sine"] = (2.0, torch.sin)
     beside.step()

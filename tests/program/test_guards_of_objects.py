@@ -172,7 +172,7 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Why steps were planned anew, so far."""
     caplog.set_level(logging.INFO, "weft")
-    return lambda: [text for text in caplog.messages if "planned the step anew" in text]
+    return lambda: [text for text in caplog.messages if "planned the step again" in text]
 
 
 @pytest.fixture(autouse=True)

@@ -144,7 +144,7 @@ def fresh() -> Iterator[None]:
 def planned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Why steps were planned anew, so far."""
     caplog.set_level(logging.INFO, "weft")
-    return lambda: [text for text in caplog.messages if "planned the step anew" in text]
+    return lambda: [text for text in caplog.messages if "planned the step again" in text]
 
 
 @pytest.mark.parametrize(("read", "change"), READ.values(), ids=READ)

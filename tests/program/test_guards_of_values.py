@@ -42,6 +42,6 @@ def test_values_in_the_model(
         both.step()
         both.change(lambda model: place(model).fill_(4.0))
         both.step()
-    planned = [text for text in caplog.messages if "planned the step anew" in text]
+    planned = [text for text in caplog.messages if "planned the step again" in text]
     assert len(planned) == 2
     assert f"the values of {name} was [2.0, 4.0] and is [2.0, 3.0]" in planned[0]

@@ -22,7 +22,7 @@ from weft.errors import CaptureError, UserError
 def planned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Why steps were planned anew, so far."""
     caplog.set_level(logging.INFO, "weft")
-    return lambda: [text for text in caplog.messages if "planned the step anew" in text]
+    return lambda: [text for text in caplog.messages if "planned the step again" in text]
 
 
 class Settings:

@@ -20,10 +20,10 @@ Who: TypeAlias = tuple[int, int]
 def deadlock_text(
     plans: Sequence[RankPlan], ended: Collection[tuple[int, int, int]], ordered: bool
 ) -> str:
-    """The cycle in words, an act a line.
+    """The cycle as text, one act per line.
 
     Args:
-        plans: of all ranks, none of which can go on in their first step.
+        plans: of all ranks, which hang in their first step.
         ended: the acts that have ended: (rank, actor, micro-batch).
         ordered: true if communicators keep the orders of the plans.
     """
@@ -114,7 +114,7 @@ class _WaitForGraph:
 
 
 def root_cause(plan: RankPlan, statistics: Iterable[QueueStatistics]) -> tuple[int, ...]:
-    """The actor that most others wait for in the end, or the actors of a cycle of waiting.
+    """The actor that most actors wait for, directly or not, or the actors of a wait cycle.
 
     Args:
         plan: the rank's plan.
@@ -131,7 +131,7 @@ def root_cause(plan: RankPlan, statistics: Iterable[QueueStatistics]) -> tuple[i
 
 @final
 class _LastWaited:
-    """The waits between actors, each followed to the one that is waited for in the end.
+    """The waits between actors, each followed to the last actor of its chain.
 
     Attributes:
         waiting: what each actor that waits lacks, by its id.
@@ -195,7 +195,7 @@ class Edge(Generic[Node]):
 
     Attributes:
         seconds: how long an act of `source` takes.
-        label: whatever the caller wants to know of the edge.
+        label: a note of the caller.
     """
 
     source: Node
@@ -209,8 +209,8 @@ def max_cycle_ratio(edges: Sequence[Edge[Node]]) -> tuple[Seconds, tuple[Edge[No
     """The largest seconds per token over all cycles, and a cycle that has it.
 
     Returns:
-        (0, ()) without a cycle that takes time; infinity and the cycle where one holds no token,
-        which means that the graph stands still.
+        (0, ()) without a cycle that takes time; infinity and the cycle if a cycle holds
+        no token: the graph then has a deadlock.
     """
     number: dict[Node, int] = {}
     arcs = [

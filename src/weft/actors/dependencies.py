@@ -26,7 +26,7 @@ class Dependency(NamedTuple):
     Attributes:
         register: through which the two are tied.
         act: the other one.
-        copy: true if it gives a copy of the register back; otherwise it makes a version of it.
+        copy: true if the act gives back a copy of the register; otherwise it makes a version.
     """
 
     register: str
@@ -36,15 +36,15 @@ class Dependency(NamedTuple):
 
 @final
 class Tie(NamedTuple):
-    """Another actor that an actor depends on through a register, whichever of its acts it is.
+    """Another actor that an actor depends on through a register, for any of its acts.
 
     Attributes:
         other: the other actor's id.
         acts: how often it acts in a step.
         rate: versions of the register in a step.
-        behind: how many versions the one that ties them is behind the one that the act reads or makes, which is
-            counted as if the register had been empty at first.
-        copy: true if the other one gives a copy back, which only the first act of a version waits for.
+        behind: how many versions before the version of the act the tying version is, as
+            if the register had been empty at first.
+        copy: true if the other actor gives back a copy, which only the first act of a version waits for.
     """
 
     other: int

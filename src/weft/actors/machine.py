@@ -88,7 +88,7 @@ class QueueMachine:
         self._between = events_between_checks(self.state())
 
     def handle(self, event: Event) -> list[Action]:
-        """Take one event and say what is to be done now, in this order. It starts nothing.
+        """Handle one event and return the actions to take now, in order. It starts no act.
 
         Raises:
             InternalError: when the event contradicts the state, such as a version that comes out of
@@ -179,7 +179,7 @@ class QueueMachine:
         """Check what always holds between two events (`weft.actors.invariants`).
 
         Raises:
-            InternalError: when something does not: a fault of this machine, not of its user.
+            InternalError: when an invariant fails: a bug in this machine, not in its user.
         """
         check(self.state())
 

@@ -94,8 +94,8 @@ class IssueSlot:
 
     Attributes:
         actor, micro: the act.
-        place: of its end in an order of all ends.
-        waits: it begins when the first so many ends of that order have been.
+        place: position of its end in an order of all ends.
+        waits: the number of ends in that order that come before it begins.
     """
 
     actor: int

@@ -42,7 +42,7 @@ def machines(plan: RankPlan) -> dict[str, QueueMachine]:
 
 @final
 class RankDriver:
-    """Drives all queues of a rank on one thread, for executors whose acts have ended when they return.
+    """Drives all queues of a rank on one thread, for synchronous executors.
 
     Args:
         plan: of the rank.
@@ -151,7 +151,7 @@ class Driver:
     Args:
         machine: decides when the actors of the queue act.
         executor: what their acts are.
-        post: takes what goes to other queues.
+        post: sends messages to other queues.
     """
 
     __slots__ = ("_executor", "_post", "machine")

@@ -102,7 +102,7 @@ def wire(
 def equal_registers(plan: RankPlan) -> dict[str, str]:
     """For each register, by name, the first that the same actors make and read as often, with as many copies.
 
-    They get and lose their versions together, so that one of them says when who may act.
+    They get and lose their versions together, so one of them decides for all when an actor may act.
     """
     first: dict[tuple[object, ...], str] = {}
     found: dict[str, str] = {}

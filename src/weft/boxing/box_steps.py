@@ -64,7 +64,7 @@ def step_node(
         communicator_of: the communicator of a group.
 
     Returns:
-        None when nothing is to be done: the rank has no part in it, or the tensor stays as it is.
+        None when there is nothing to do: the rank takes no part, or the tensor does not change.
 
     Raises:
         LayoutError: when `dtype` does not take a reduction of the step.
@@ -136,7 +136,7 @@ class LocalStep:
         offset: for slice: where this rank's piece starts along `dim`; for pad: where the tensor
             is in the result.
         length: for slice and pad: length of the result along `dim`.
-        bytes: what really crosses between the ranks of this group, over all of them.
+        bytes: sent between the ranks of this group in total.
     """
 
     kind: StepKind
@@ -157,8 +157,8 @@ class LocalStep:
 def local_step(step: BoxingStep, shape: tuple[int, ...], itemsize: int, rank: int) -> LocalStep:
     """The work of `rank` in `step` on a tensor of whole `shape` with elements of `itemsize` bytes.
 
-    All ranks of a group see the same tensor: the one that the group holds together. Its pieces are
-    balanced shards, so that peers agree on their sizes without asking.
+    All ranks of a group see the same tensor: the one that the group holds together. Its pieces
+    are balanced shards, so peers know each other's sizes.
     """
     placement = step.source.placement
     group = placement.group(rank, step.axis)

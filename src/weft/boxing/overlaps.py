@@ -28,7 +28,7 @@ class Overlaps:
     """The overlaps of shards on one grid, of tensors of one shape.
 
     Attributes:
-        ranks: how many there are of each kind: those of one kind differ in no overlap.
+        ranks: how many there are of each kind; ranks of one kind have equal overlaps.
         tables: for each dimension [axes, axes, kinds]: the length that the shards of two states have in common, by
             the axes of each that split the dimension, written as the bits of a number.
     """

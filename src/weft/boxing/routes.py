@@ -40,9 +40,9 @@ def rank_numbers(source: Placement, target: Placement) -> dict[int, int]:
 
 @lru_cache(maxsize=4096)
 def numbered(source: Placement, target: Placement) -> tuple[Placement, Placement]:
-    """The two placements, with the place of each rank among the ranks of both in the rank's stead.
+    """The two placements with ranks renumbered by their places among the ranks of both.
 
-    Pairs that are alike give the same two objects.
+    Equal pairs give the same two objects.
     """
     numbers = rank_numbers(source, target)
     found = (

@@ -31,7 +31,7 @@ class LocalTransfer:
         sends: for each peer in turn, the region of the input that it gets; this rank itself is a
             peer too.
         receives: for each peer in turn, the region of the output that comes from it.
-        bytes: what crosses between ranks, over all of them.
+        bytes: sent between ranks in total.
     """
 
     ranks: tuple[int, ...]
@@ -137,7 +137,7 @@ class BoxingStep:
     A "transfer" goes from one placement to another; its `axis` is -1, and no SBP before or after it
     is Partial. Every other kind stays on one placement and changes the SBP of `axis` only.
 
-    `bytes` is what really crosses from one rank to another, over all ranks; 0 for a local step.
+    `bytes` are sent between ranks in total; 0 for a local step.
     """
 
     kind: StepKind
@@ -151,8 +151,8 @@ def step_kind(source: SBP, target: SBP, parts: int) -> StepKind | None:
     """The kind of step that takes one axis of `parts` ranks from `source` to `target`; None when no single step does.
 
     Along an axis of one rank every SBP means the same. Broadcast is Partial of an idempotent
-    reduction as it stands; the others keep it on the first rank. Around a piece, and in place of
-    the value, stands the reduction's neutral element.
+    reduction as it stands; the others keep it on the first rank. Other ranks, and the elements around
+    a piece, hold the reduction's neutral element.
     """
     if parts == 1:
         return "reinterpret"

@@ -38,8 +38,9 @@ class BatchSpec:
     """Containers and entries of the batch that a step was captured for.
 
     Attributes:
-        leaves: with the values at capture of those that are no tensors.
-        constants: the values of these now, by key, as `note_constants` has found them; for all shapes of a step.
+        leaves: of the batch; those without a tensor have their value at capture.
+        constants: the current values of leaves without a tensor, by key (`note_constants`); shared by all shapes of a
+            step.
     """
 
     tree: Tree
@@ -76,7 +77,7 @@ class BatchSpec:
         return leaves
 
     def note_constants(self, batch: Any, whole: Whole = lambda leaf: leaf) -> None:
-        """Note the leaves of a later batch that are no tensors; nothing if it is built otherwise."""
+        """Note the leaves of a later batch that are not tensors; nothing if it is built differently."""
         found, tree = self._flattened(batch, whole)
         if self._is_built_alike(found, tree):
             self.constants.update(_constants(found))
@@ -145,7 +146,7 @@ def describe_batch(batch: Any, constants: dict[str, Any] | None = None) -> Batch
     """Describe the structure of `batch`, and the shapes and dtypes of its leaves.
 
     Args:
-        constants: gets the values of the latter, for all shapes of a step; None for one of its own.
+        constants: gets the values of leaves without a tensor, for all shapes of a step; None for a new dict.
 
     Raises:
         BatchError: when a leaf is neither a dense tensor nor a plain constant, or two leaves have

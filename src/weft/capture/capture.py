@@ -38,15 +38,15 @@ class Captured:
 
     Attributes:
         graph: the step on whole tensors; no layouts yet.
-        batch: what a batch must look like, and how to take it apart.
+        batch: the structure that a batch must have, and how to flatten it.
         outputs: how to build what the loss function returned.
         constants: tensors from outside of model and batch, by the key of their input; not copied.
-        recurrent: names of the parameters of recurrent layers: where others of them are in pieces,
-            the step has to be captured again.
+        recurrent: names of the parameters of recurrent layers: the step must be captured
+            again if other such parameters are split.
         watch: values of Python that the step depends on.
         skeletons: of its trace.
         rules: how parameters are updated, by name.
-        numbers: of Python that change between steps, by the key of the constant [] that stands for each.
+        numbers: Python numbers that change between steps, by the key of the 0-dim constant of each.
     """
 
     graph: LogicalGraph
@@ -97,14 +97,14 @@ def capture(
         device_type: where the step will run: "cpu" or "cuda".
         training: False for forward only, with the model in evaluation mode.
         precision: "bf16" or "fp16" for a forward under torch's autocast.
-        apart: names of parameters whose recurrent layers are taken apart, because their weights lie
+        apart: names of parameters whose recurrent layers are decomposed, because their weights lie
             in pieces; others are kept as one op each.
         parameters: "bf16" or "fp16" for casts of all parameters that the forward reads.
         masters: true if optimizers update float32 copies of narrower parameters.
-        like: the same step for a batch of other shapes, which makes it faster, and has decided which
-            states there are.
-        changing: where numbers of Python stand that change between steps.
-        constants: gets what is no tensor in the batch, by key, which later batches may change; of all shapes of a step.
+        like: the same step captured for other batch shapes, which makes capture faster and fixes
+            the optimizer's states.
+        changing: the places of Python numbers that change between steps.
+        constants: gets the leaves of the batch without a tensor, by key; shared by all shapes of a step.
 
     Raises:
         CaptureError: naming the user's line and the reason, when the step cannot be one graph.

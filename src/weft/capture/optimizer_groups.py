@@ -16,8 +16,8 @@ from weft.errors import wrong
 class Optimizers:
     """The user's optimizers, in the order in which they were given; none in evaluation.
 
-    Groups are numbered through all of them: group `n` of optimizer `i` of `k` has the number
-    `n * k + i`, so that a group that is added renumbers none.
+    Groups are numbered across all optimizers: group `n` of optimizer `i` of `k` has the number
+    `n * k + i`, so that a new group renumbers no other.
     """
 
     each: tuple[torch.optim.Optimizer, ...] = ()

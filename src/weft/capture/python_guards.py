@@ -53,7 +53,7 @@ class QueriedValue:
     """The result of a call without arguments.
 
     Attributes:
-        owner: tells it from others, and is kept alive; None if each is another one.
+        owner: identifies it, and is kept alive; None if each result is a new object.
         ask: the call.
         equal: True if an equal result is the same; else the object has to be.
     """
@@ -72,9 +72,9 @@ class QueriedValue:
 @final
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A value that was read: what is in `space` under a name; `text` is how the user calls it.
+    """A value that was read from `space` under a name; `text` is the user's name of it.
 
-    `made` says that there was none, and that the step itself makes one.
+    `made`: there was no value, and the step itself makes one.
     """
 
     space: Space
@@ -188,7 +188,7 @@ class PythonGuards:
         self._others = kinds["other"]
 
     def settled(self, constants: Iterable[torch.Tensor] = ()) -> PythonGuards:
-        """Without what is another value already: what the step has left behind says nothing of the next one.
+        """Without the values that the step itself has changed: they say nothing about the next step.
 
         Args:
             constants: read live; arrays of which they are the memory need not be compared.
@@ -253,7 +253,7 @@ def is_plain(value: Any, depth: int = 5) -> bool:
 
 
 def _same(one: Any, other: Any, depth: int = 5) -> bool:
-    """True if values are equal; a number is no flag, nan is nan, and of objects only themselves are the same."""
+    """True if values are equal; a number is not a flag, nan is nan, and of objects only themselves are the same."""
     if type(one) is not type(other):
         return False
     if is_plain(one) and is_plain(other):

@@ -58,7 +58,7 @@ class Note:
         nanoseconds: when, as `time.monotonic_ns` tells, the same clock for all processes of its node.
         title: the last line of the traceback: type and message.
         text: the whole traceback, without the frames of the launcher.
-        kind: "own", "waited" if another rank did not answer, "told" if another one's failure ended it.
+        kind: "own", "waited" if another rank did not answer, "told" if another rank's failure ended it.
     """
 
     rank: int
@@ -150,8 +150,8 @@ def describe(
     Args:
         exits: of all ranks of this node, in the order of time.
         notes: that they left.
-        left: ranks of other nodes that have ended with exit code 0.
-        places: at which ranks were that had to be told to end, by rank, as far as they have said.
+        left: ranks of other nodes that ended with exit code 0.
+        places: the stack traces of ranks that had to be ended, by rank, if they sent one.
     """
     own = own_failure(exits, notes)
     if own is not None:
@@ -165,7 +165,7 @@ def describe(
 
 
 def own_failure(exits: Sequence[Exit], notes: Sequence[Note]) -> str | None:
-    """The first failure that no other rank has caused; None if the ranks here have only waited, or were told.
+    """The first failure that no other rank caused; None if the ranks here only waited, or were notified.
 
     A crash comes before what the others raise because of it, and is often seen after that: see `_SEEN_LATE`. Where
     a failure was noted before a crash, both are shown.

@@ -45,7 +45,7 @@ def show_op(op: str, arguments: Sequence[str], parts: int) -> Iterator[str]:
 
 
 def rule_text(op: str) -> str:
-    """The rule of an op in one line: its notation, or what the function that finds its factors says of itself.
+    """The rule of an op in one line: its notation, or the docstring of the function that finds its factors.
 
     Raises:
         RuleError: when there is none.
@@ -87,7 +87,7 @@ def check_this_machine(as_json: bool = False) -> tuple[int, str]:
     """Look over this machine.
 
     Returns:
-        1 where weft cannot run, else 0; and what is to be printed.
+        1 where weft cannot run, else 0; and the text to print.
     """
     checks = check_machine()
     bad = any(check.state == "bad" for check in checks)

@@ -128,7 +128,7 @@ def weft(
     """Train one ordinary PyTorch model on many devices."""
 
 
-# Whatever is behind the script belongs to the script.
+# All arguments after the script belong to the script.
 @app.command(context_settings={"allow_interspersed_args": False}, rich_help_panel=TRAIN)
 def run(
     script: Annotated[

@@ -41,7 +41,7 @@ def measure_here(job: str = "", ranks: int = 0, strategy: Path | None = None) ->
         strategy: of the job, its file.
 
     Returns:
-        the exit code of the first set-up that failed, else 0; and what is to be printed.
+        the exit code of the first set-up that failed, else 0; and the text to print.
 
     Raises:
         UserError: there is no such job or strategy.

@@ -74,7 +74,7 @@ class StoredPlan:
     Attributes:
         compiled: plans of a rank of each class.
         machine: that it is planned for.
-        title: what was planned where, in words.
+        title: a description of the plan.
         strategy: that it is planned by.
     """
 
@@ -98,7 +98,7 @@ def plan_graph(asked: PlanOptions, output: Path) -> str:
 def diff_strategies(
     first: Path, second: Path, graph: Path, topology: str, as_json: bool = False
 ) -> str:
-    """Plan and simulate two strategies, and each difference by itself; returns what is to be printed.
+    """Plan and simulate two strategies, and each difference by itself; returns the text to print.
 
     Args:
         graph: the graph file.
@@ -119,7 +119,7 @@ def diff_strategies(
 @final
 @dataclass(frozen=True)
 class SimulationFiles:
-    """Files to write of a simulation, where they are asked for.
+    """Files to write from a simulation, on request.
 
     Attributes:
         trace: the timeline of a step, for Perfetto.
@@ -136,10 +136,10 @@ def simulate_graph(
     files: SimulationFiles | None = None,
     as_json: bool = False,
 ) -> str:
-    """Plan and simulate a graph file; returns what is to be printed.
+    """Plan and simulate a graph file; returns the text to print.
 
     Args:
-        costs: a file of costs that count in place of the machine's.
+        costs: a file of costs that replace the machine's.
 
     Raises:
         UserError: the step cannot be planned so, or a file cannot be read or written.
@@ -165,7 +165,7 @@ def simulate_graph(
 
 
 def join_reports(paths: Sequence[Path], output: Path) -> str:
-    """Write one page of the reports of pages and folders of runs; returns what is to be printed.
+    """Write one page of the reports of pages and folders of runs; returns the text to print.
 
     Raises:
         UserError: one cannot be read, or the page cannot be written.

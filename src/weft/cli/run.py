@@ -321,6 +321,6 @@ def _told(ending: LaunchResult, folder: Path, left: Sequence[int] = ()) -> int:
 
 
 def _say(message: str) -> None:
-    # Text: brackets in a traceback are no markup. Soft wrap: it may be longer than the terminal is
+    # Text: brackets in a traceback are not markup. Soft wrap: it may be longer than the terminal is
     # wide.
     Console(stderr=True).print(Text(f"weft run: {message}"), soft_wrap=True)

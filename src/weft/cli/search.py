@@ -72,7 +72,7 @@ class SearchFiles:
 
     @property
     def _has_record(self) -> bool:
-        """False if the strategy goes to what is no file, such as a pipe."""
+        """False if the strategy goes to what is not a file, such as a pipe."""
         return self._output is not None and (self._output.is_file() or not self._output.exists())
 
     @property
@@ -80,7 +80,7 @@ class SearchFiles:
         """The file of the record."""
         if self._output is None:
             raise UserError(
-                "--resume goes on with the search whose files -o names; give -o best.yaml, as the first time"
+                "--resume continues with the search whose files -o names; give -o best.yaml, as the first time"
             )
         return self._output.with_suffix(".search.json")
 
@@ -129,12 +129,12 @@ def search_graph(
     as_json: bool = False,
     report: Path | None = None,
 ) -> str:
-    """Search a graph file; returns what is to be printed. Interrupted, the best so far counts.
+    """Search a graph file; returns the text to print. Interrupted, the best so far counts.
 
     Args:
-        output: the file of the strategy, which is written where it is given.
-        resume: true to begin with what the search before it learned, as the record beside `output` says.
-        report: a page that shows what was found and tried, which is written where it is given.
+        output: the file of the strategy, written if given.
+        resume: true to continue the search whose record is beside `output`.
+        report: a page that shows what was found and tried, written if given.
 
     Raises:
         UserError: as `weft.search`; a file cannot be read or written, or is of a search of something else.

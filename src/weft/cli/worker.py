@@ -25,7 +25,7 @@ _LOST_OUTPUT = 120
 
 
 def main() -> None:
-    """Run `sys.argv[1]` with the arguments behind it as the program of this process."""
+    """Run `sys.argv[1]` with the arguments after it as the program of this process."""
     code = [1]  # of a rank that ends before its script has ended well
     # The first one to be registered is the last one to run: threads were waited for, and all others
     # have said good-bye. A thread that waits inside torch at interpreter shutdown would abort.

@@ -22,14 +22,13 @@ class Assignment:
         shared: for a value with several readers, the layout to which it is boxed once for all of
             them; each reader takes it from there. Only values whose shared layout differs from the
             produced one have an entry.
-        cost: what the deduction's cost model says of all work and boxing together, in bytes; of
-            what it charges for departing from the intent of a strategy, the part along the last
-            axis.
-        bound: the least that deduction knows any layouts to cost, along the axis solved last with the
-            others as they are.
-        proven: true where `cost` is the least there is, along each axis with the others as they are.
-        broken: how often a parameter is used differently from the user laid it out, because its op
-            admits nothing else.
+        cost: the deduction's cost of all work and boxing in bytes,
+            with the charges for departing from the strategy's intent along the last axis.
+        bound: a lower bound on the cost of any layouts, along the axis solved last
+            with the others fixed.
+        proven: true where `cost` is the least there is, along each axis with the others fixed.
+        broken: how often a parameter is used in another layout than the user's, because its
+            op allows no other.
     """
 
     values: Mapping[str, Layout]

@@ -30,9 +30,9 @@ class Options(ReadInParts):
     """The options of the passes.
 
     Attributes:
-        bucket_bytes: size up to which small collectives are joined; None takes what the costs say
+        bucket_bytes: size up to which small collectives are joined; None uses the costs
             (`weft.hardware.planning_costs.bucket_bytes`).
-        stages: parts of the model in order, or into how many it is cut; () for one.
+        stages: parts of the model in order, or the number of stages; () for one.
         schedule: a named preset of credits and priorities; None for the computed one.
         in_flight: for each stage, the most micro-batches between its forward and the end of its backward; None
             for those of the schedule.
@@ -48,7 +48,7 @@ class Options(ReadInParts):
         metrics: names of what is measured in each step beside what the loss function returns
             ("grad_norm").
         expert_capacity: rows that a rank may send to the experts of another, in even shares; None
-            for all that there can be.
+            for the maximum.
         most_classes: of ranks that are not alike, where all of them are planned; what has more is refused. None
             refuses nothing.
         own_kernels: whether kernels of weft's own, and products that it joins, may stand for torch's ops.
@@ -115,7 +115,7 @@ class Stages:
 @final
 @dataclass(frozen=True)
 class Context(ReadInParts):
-    """The wishes of the user, and all that is decided by the time that a pass runs.
+    """The options of the user, and everything decided before a pass runs.
 
     Attributes:
         options: what the strategy says of stages, time and memory.
@@ -126,10 +126,10 @@ class Context(ReadInParts):
         stages: where they run, and where variables live (`choose_stages`).
         stored: for the key of each parameter that is sharded but is used whole, the axis
             (`choose_shards`).
-        notes: what a pass could not do as the strategy says, in words.
+        notes: texts on what a pass could not do as the strategy asks.
         graph: the graph with layouts that local programs are made of; None before there is one.
-        parts: into how many parts the batch is cut for overlap.
-        cache: results of passes from other plans; what is made does not depend on them.
+        parts: the number of parts of the batch for overlap.
+        cache: results of passes from other plans; they do not change the plan.
     """
 
     placement: Placement

@@ -27,8 +27,8 @@ class Hints:
             how it is used (`weft.compiler.training.shards`).
         shares: for a variable's key, in which order another program stores it; no other variable
             is in shares then. None if none has decided that (`weft.compiler.graph.shares`).
-        leaving: names of values that other stages read: nothing of them crosses as a part of a sum, so
-            their reduction is a cost of the stage that makes them.
+        leaving: names of values that other stages read: they are never sent as Partial, so their
+            reduction is a cost of the stage that makes them.
         signatures: of single calls, by the name of the first result, one for each axis.
         whole: keys of parameters that are whole: where `inputs` splits one, its readers take parts of it.
     """
@@ -68,7 +68,7 @@ def is_hint(node: object) -> bool:
 
 
 def hinted_sbps(node: Call, placement: Placement) -> tuple[SBP | None, ...]:
-    """The SBPs, one for each axis, that a hint gives to its value; one alone stands for all axes.
+    """The SBPs, one for each axis, that a hint gives to its value; a single SBP holds for all axes.
 
     None stands for an axis that it leaves free. Dimensions may count from the back.
 
@@ -100,7 +100,7 @@ def enough_elements(
     """True if every rank gets at least one element along each dimension that is split.
 
     Args:
-        sbps: one for each axis of the grid; None is no split.
+        sbps: one for each axis of the grid; None is not a split.
         thin: where it does not matter: see `weft.compiler.layouts.empty_shards`.
     """
     pieces: dict[int, int] = {}

@@ -34,7 +34,7 @@ class PassCache:
     _results: dict[object, list[tuple[list[Any], Any]]] = field(default_factory=dict, repr=False)
 
     def of(self, make: Callable[..., Made], *given: Any, at: object = None) -> Made:
-        """The result of `make(*given)`; of an earlier call, where all that it was given and read is the same.
+        """The result of `make(*given)`, from the cache if an earlier call had and read the same.
 
         Args:
             make: a function of a module.

@@ -26,7 +26,7 @@ ProgramPass: TypeAlias = Callable[[LocalProgram, Context], LocalProgram]
 @final
 @dataclass(frozen=True)
 class Decision:
-    """A row among passes that settles something of the graph as it is by now, for passes behind it."""
+    """A row among passes that settles something of the graph as it is by now, for passes after it."""
 
     decide: Callable[[LogicalGraph, Context], Context]
 

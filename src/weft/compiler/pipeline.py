@@ -59,17 +59,17 @@ from weft.layout import Placement
 @final
 @dataclass(frozen=True)
 class Compiled:
-    """The results of the pipeline on its way, for `explain` and for the runtime.
+    """The intermediate results of the pipeline, for `explain` and for the runtime.
 
     Attributes:
         options: of the passes.
-        schedule: what was decided about time, for all ranks when they were planned together.
-        deduced: how good the layouts of each stage are known to be.
+        schedule: the decisions about time, for all ranks if they were planned together.
+        deduced: the layouts of each stage, with cost and bound.
         stored: for the key of each parameter that is sharded but is used whole, the axis.
-        notes: what a pass could not do as the strategy says, in words.
-        cut: into how many parts the batch is cut for overlap.
+        notes: texts on what a pass could not do as the strategy asks.
+        cut: the number of parts of the batch for overlap.
         families: for each communicator, those that run the same exchange at the same time.
-        limited: peaks of these ranks that were looked at, as there is a limit.
+        limited: peaks of these ranks, if there is a memory limit.
     """
 
     graph: LogicalGraph
@@ -93,9 +93,9 @@ class Compiled:
 
     @cached_property
     def peaks(self) -> tuple[Peak, ...]:
-        """The memory of the ranks that were asked for when they hold most, found when it is first asked for.
+        """The memory of the ranks that were asked for when they hold most, found on first use.
 
-        Who simulates the step on a machine finds it in the order of time there.
+        A simulation of the step on a machine finds the memory in its own order of time.
         """
         schedule = self.schedule
         return self.limited or tuple(
@@ -116,7 +116,7 @@ TRANSFORM: tuple[GraphPass | Decision, ...] = (
     # Before stages are chosen: the scale is a state, which needs a home; its calls need a stage.
     scale_loss,
     Decision(choose_stages),
-    # All behind it copy the phases of calls, with the stages in them, to calls of their own.
+    # All after it copy the phases of calls, with the stages in them, to calls of their own.
     assign_stages,
     # Finds what a module returns by the calls that make it, and so before undo_views takes views out.
     lay_activations,
@@ -191,7 +191,7 @@ class LoweredStep:
         families: for each of them, by id, those that run the same exchange at the same time.
         programs: of the ranks that were asked for, and of those that stand for others.
         schedule: their plans.
-        cut: into how many parts the batch is cut for overlap.
+        cut: the number of parts of the batch for overlap.
     """
 
     communicators: tuple[Communicator, ...]
@@ -223,9 +223,9 @@ def compile_graph(
         ranks: those to make plans for, which are proven not to hang; None for the first of each class of equal
             ones, which are to be looked at, and prove it when they are simulated.
         homes: stages of parameters and buffers, where another program has decided them.
-        begin: is told the name of each phase that begins.
-        like: the same step for another shape of the batch, with the same options; what was chosen for it
-            is taken over where sizes are close.
+        begin: called with the name of each phase that begins.
+        like: the same step for another shape of the batch, with the same options; its choices are
+            reused if sizes are close.
         kinds: for each rank the number of its kind of device, where there are several.
         cache: results of passes from plans that were made before; all are the same without.
     """
@@ -258,7 +258,7 @@ def lower(
     before: BatchCut | None = None,
     kinds: Mapping[int, int] = MappingProxyType({}),
 ) -> LoweredStep:
-    """Local programs and plans. With stages or micro-batches, of all ranks: of equal ones one stands for all.
+    """Local programs and plans. With stages or micro-batches it plans all ranks: one of each class of equal ranks.
 
     So it is where no `ranks` are named, too. `before` is how another shape of the batch was cut; equal ranks have
     equal `kinds` of devices.

@@ -352,7 +352,7 @@ class DeviceType:
 
     Attributes:
         usual: what such a device does in a second, of the order of its usual members.
-        launched: true if calls are only launched by the host and go on by themselves; then a few
+        launched: true if calls are only launched by the host and continue by themselves; then a few
             large ones are better than many small ones.
     """
 

@@ -170,7 +170,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 def entries_of(begin: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """The entries of some rows that lie one behind the other, and of each entry the place of its row in `rows`."""
+    """The entries of some rows that lie one after the other, and of each entry the place of its row in `rows`."""
     counts = begin[rows + 1] - begin[rows]
     place = np.repeat(np.arange(len(rows)), counts)
     within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -180,7 +180,7 @@ def entries_of(begin: Ints, rows: Ints) -> tuple[Ints, Ints]:
 @final
 @dataclass(frozen=True)
 class PortRoutes:
-    """The ways of all devices into the network, or back, one behind the other.
+    """The ways of all devices into the network, or back, one after the other.
 
     Attributes:
         begin: of each device, its place in `resources`, and the end.

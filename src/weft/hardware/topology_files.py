@@ -372,7 +372,7 @@ def topology(what: str | Path | Topology, calibrated: bool = True) -> Topology:
     """A topology by its name in the catalogue, from a file, or as it is.
 
     Args:
-        what: a name, with a number of devices behind an x where the catalogue's number is not meant ("h100x512"); the
+        what: a name, with a number of devices after an x where the catalogue's number is not meant ("h100x512"); the
             path of a `.yaml` file; or a topology.
         calibrated: False takes the links with their published figures alone.
 

@@ -155,7 +155,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def targets_text(values: Iterable[Any]) -> str:
-    """The names on the left side of a line, `%a, _, %b`; `_` for a result that is no tensor."""
+    """The names on the left side of a line, `%a, _, %b`; `_` for a result that is not a tensor."""
     return ", ".join(["_" if value is None else f"%{value.name}" for value in values])
 
 
@@ -368,7 +368,7 @@ PARTS: dict[str, LineForm] = {
         "[ rate {rate:int}] from {producer:int} to {consumers:ints}[ full]",
     ),
 }
-# Of an actor, the text behind its number and queue; what it does stands on lines below.
+# Of an actor, the text after its number and queue; what it does stands on lines below.
 ACTORS: dict[str, LineForm] = {
     "feed": LineForm(Feed, "feed {:feeds}"),
     "fetch": LineForm(Fetch, "fetch {:fetches}"),

@@ -222,7 +222,7 @@ class Call(Called):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The name of each result; empty for one that is no tensor."""
+        """The name of each result; empty for one that is not a tensor."""
         return tuple([value.name if value else "" for value in self.outputs])
 
 

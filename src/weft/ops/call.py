@@ -63,7 +63,7 @@ class OpCall:
 
     `operands` are the tensors in the order of their first appearance in `args`, then `kwargs`; the
     trees hold `Operand(i)` in their place. `results` has one entry for each output; an output that
-    is no tensor (None) is None.
+    is not a tensor (None) is None.
     """
 
     op: str
@@ -102,7 +102,7 @@ class OpCall:
 class Signature:
     """One legal combination of SBPs of an op along one axis of a grid.
 
-    `results` has one entry for each output of the call (Broadcast for outputs that are no tensors).
+    `results` has one entry for each output of the call (Broadcast for outputs that are not tensors).
     """
 
     operands: tuple[SBP, ...]

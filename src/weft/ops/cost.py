@@ -31,7 +31,7 @@ def _flops(rule: Rule, call: OpCall) -> Flops:
     if rule.view:
         return Flops(0)
     factors = rule.bind(call)
-    # Indices are no factors of a product: a table's gradient adds rows, it does not multiply them.
+    # Indices are not factors of a product: a table's gradient adds rows, it does not multiply them.
     carried = [
         name
         for dims, spec in zip(factors.operands, slot_specs(call), strict=True)

@@ -3,7 +3,7 @@
 A factor names a dimension of the op's iteration space. Splitting it along a grid axis splits every
 operand and result that carries it; operands without it are Broadcast. `"m k+, k n -> m n"` reads:
 
-- terms separated by commas stand for the leading arguments of the op; those that are no tensors are
+- terms separated by commas stand for the leading arguments of the op; those that are not tensors are
   skipped, and `_` may stand for one that never is. Right of the arrow stand the results.
 - `k+` is contracted: results without it become Partial when it is split. A factor that some result
   lacks and that has no mark stays whole.
@@ -39,7 +39,7 @@ class Factors:
 
     Attributes:
         operands: for each slot (place of a tensor in the arguments), the factor of each dimension.
-        results: the same for each result; `()` for one that is no tensor.
+        results: the same for each result; `()` for one that is not a tensor.
         contracted: factors whose split makes results without them Partial.
         whole: factors that are never split.
         hidden: (factor, size) of sizes that are in no shape but must be split with the factor,
@@ -77,7 +77,7 @@ def parse_factors(text: str) -> Equation:
     """Parse the factor notation.
 
     Raises:
-        RuleError: when `text` has no arrow, or a name is no identifier.
+        RuleError: when `text` has no arrow, or a name is not an identifier.
     """
     left, arrow, right = text.partition("->")
     if not arrow:
@@ -87,7 +87,7 @@ def parse_factors(text: str) -> Equation:
         name = token[:-1] if token.endswith(("+", "!")) else token
         if not (name in (ELLIPSIS, "1", "_") or name.isidentifier()):
             raise RuleError(
-                f"{token!r} in the rule {text!r} is no factor; write k, k+, k!, ... or 1"
+                f"{token!r} in the rule {text!r} is not a factor; write k, k+, k!, ... or 1"
             )
     return Equation(
         tuple(None if term.strip() == "_" else _dims(term) for term in left.split(",")),

@@ -52,7 +52,7 @@ def item(spec: TensorSpec) -> int:
 
 
 def result(call: OpCall, number: int = 0) -> TensorSpec:
-    """A result; one that is no tensor has no elements."""
+    """A result; one that is not a tensor has no elements."""
     found = call.results[number] if number < len(call.results) else None
     return TensorSpec((0,), "uint8") if found is None else found
 

@@ -171,7 +171,7 @@ def rule(
                 or positions.
             ignored: positions of arguments (or a function from a call to them) whose values do not
                 matter: where they are Broadcast, they may also be Partial(sum).
-            anyhow: positions of arguments that are not looked at: they may be laid out in any way.
+            anyhow: positions of arguments that are ignored: they may be laid out in any way.
             kept: numbers of results that only the ops of `readers` understand: they are never boxed.
             readers: the ops that understand them, as the op's backward.
             places: positions of arguments that say where a rank's shard begins, and nothing else.

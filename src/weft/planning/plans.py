@@ -175,7 +175,7 @@ def as_run(step: PlannedStep) -> PlannedStep:
 
 
 class CapturableStep(Protocol):
-    """A step that is captured when it is asked for: `weft.Job`, `weft.Step`, `weft.Program`."""
+    """A step that is captured on request: `weft.Job`, `weft.Step`, `weft.Program`."""
 
     def stored(self, device_type: str = "cpu", strategy: Strategy | None = None) -> StoredStep:
         """The captured step, as a graph file holds it."""

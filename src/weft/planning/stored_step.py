@@ -53,8 +53,8 @@ class StoredStep:
         device_type: it was captured for.
         precision: it was captured for (`Precision.captured`).
         apart: names of the parameters that were taken to be in pieces.
-        recurrent: names of the parameters of recurrent layers: where others of them are in pieces, the
-            step has to be captured again.
+        recurrent: names of the parameters of recurrent layers: the step must be captured again
+            if other such parameters are split.
         modules: paths of all modules of the model, for patterns.
         optimizers: the class of each.
         torch: the version that captured it.
@@ -76,7 +76,7 @@ class StoredStep:
         """The rules that the file of a graph has to bring along.
 
         Raises:
-            UserError: when one of them is no plain data.
+            UserError: when one of them is not a plain data.
         """
         return rules_for(_ops(graph))
 
@@ -194,7 +194,9 @@ def _parts(where: str, content: bytes) -> tuple[str, str]:
     try:
         header, _, text = rest.decode().partition("\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"{where} is no text in UTF-8: {error}; capture the step again") from None
+        raise UserError(
+            f"{where} is not a text in UTF-8: {error}; capture the step again"
+        ) from None
     return header, text
 
 
@@ -253,7 +255,7 @@ class BatchSize(NamedTuple):
 
     Attributes:
         samples: 0 if the batch has no dimension.
-        tokens: 0 if the samples are no sequences of tokens.
+        tokens: 0 if the samples are not sequences of tokens.
     """
 
     samples: int

@@ -140,7 +140,7 @@ def everyone(world: World) -> Iterator[Channel | None]:
 
 @final
 class TrialFailure(RankFailure):
-    """A strategy that failed while it was tried; all ranks know it, and go on."""
+    """A strategy that failed while it was tried; all ranks know it, and continue."""
 
 
 def unless_failed(world: World, what: str, work: Callable[[], T]) -> T:

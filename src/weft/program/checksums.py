@@ -153,8 +153,8 @@ class OptionsChecksum:
         """The checksum for a step.
 
         Raises:
-            UserError: naming a hyperparameter that is no number, or by which updates keep other states;
-                `update` is no truth value.
+            UserError: naming a hyperparameter that is not a number, or by which updates keep other states;
+                `update` is not a truth value.
         """
         if update is not True and update is not False:
             expected = "True or False"

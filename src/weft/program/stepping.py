@@ -74,7 +74,7 @@ class ProgramSteps(ProgramPart):
             BatchError: when the batch differs from the example in more than shapes.
             UserError: when the program was closed. In an autocast other than the strategy's, or in
                 inference mode, where it trains. When a parameter was replaced by another tensor.
-                When a hyperparameter is no number.
+                When a hyperparameter is not a number.
                 When gradients cannot be added up: there are none, or a scaled loss may skip them.
                 When a parameter has a gradient that the update does not know of.
             RankFailure: when a rank failed; the first error is the cause. Another step can be made
@@ -130,7 +130,7 @@ class ProgramSteps(ProgramPart):
         """Make a step of each batch, and give what it returns, in order. Every process must call it, as `step`.
 
         Actors load the next batches while a step runs, and cut them for the ranks of this process. If they come
-        from a `weft.Loader`, its place is behind the batch of the last step that was made; without workers it loads
+        from a `weft.Loader`, its place is after the batch of the last step that was made; without workers it loads
         nothing ahead. Other iterables draw their random numbers that much earlier, and a batch is as it was when it
         was loaded; those of a list or tuple are read by their steps.
 

@@ -32,7 +32,7 @@ class Budget:
         """From now on; `moves` counts in place of `seconds` where it is given.
 
         Raises:
-            UserError: one is no number above 0.
+            UserError: one is not a number above 0.
         """
         if moves is not None:
             if not is_whole(moves, 1):
@@ -57,7 +57,7 @@ class Budget:
         return planned < self.moves and self.now() + next_seconds < self.ends
 
     def has(self, seconds: float) -> bool:
-        """True if so many seconds are left, before the first strategy or behind it."""
+        """True if so many seconds are left, before the first strategy or after it."""
         return self.allows(0, seconds)
 
     def part(self, later: float = 0.0) -> float:

@@ -246,7 +246,7 @@ class Enumeration:
             return
         if self._facts.small is not None and self.is_crowded and state.budget.moves < inf:
             return
-        # Tables, and layers behind a loss, whose rows the ranks divide.
+        # Tables, and layers after a loss, whose rows the ranks divide.
         values = {node.key: node.value for node in self._facts.step.graph.of_kind(Input)}
         keys = self._facts.vocabularies
         parted = [key for key in keys if values[key].shape[0] % candidate.data == 0]

@@ -185,7 +185,7 @@ class Evaluator:
         """The measures of a strategy that takes at most so many seconds; of others only that they take more.
 
         The busiest queue of the plans is a bound: where that takes longer, nothing is simulated; where the step takes
-        longer, what ranks hold is not looked at.
+        longer, what ranks hold is ignored.
         """
         key = key_of(strategy)
         longer = self._longer.get(key)

@@ -108,7 +108,7 @@ class SearchRecord:
             content = json.loads(text)
             if (content["weft search"], content["weft"]) != (FORMAT, __version__):
                 raise UserError(
-                    f"{where} was written by weft {content['weft']!r}, this is weft {__version__}; search anew, with "
+                    f"{where} was written by weft {content['weft']!r}, this is weft {__version__}; search again, with "
                     "its strategy as the start"
                 )
             return SearchRecord(
@@ -120,7 +120,8 @@ class SearchRecord:
             )
         except UNREADABLE as error:
             raise UserError(
-                f"{where} cannot be read ({type(error).__name__}: {error}); search anew, with its strategy as the start"
+                f"{where} cannot be read ({type(error).__name__}: {error}); search again, with its strategy as the "
+                "start"
             ) from None
 
 

@@ -65,7 +65,7 @@ class SearchResult:
         skipped: numbers of strategies that were not planned, by reason; and of moves that were refused, by the most
             frequent reasons.
         not_searched: dimensions that the space has not, in words.
-        locality: which moves from the best were tried and are no faster, in words.
+        locality: which moves from the best were tried and are not faster, in words.
         why: of each kind of strategy that people write by hand the best that is known, and what it loses by.
         additive: what calls and boxing of the best sum to beside the least of any layouts in its grid and stages; None
             where that cannot be said, or time did not suffice.
@@ -268,7 +268,7 @@ def worth_running(
         tried: strategies that were planned, the fastest that fit first, as a result of a search has them.
         count: how many are returned at most, from 1.
         fixed: entries that hold for every strategy.
-        fits: true if a strategy that was not tried can be planned and has room; it is behind the others.
+        fits: true if a strategy that was not tried can be planned and has room; it is after the others.
         split: says of a strategy which parameters it splits.
     """
     fit = _unlike(

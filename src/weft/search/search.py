@@ -194,7 +194,7 @@ def limited(machine: Machine, asked: int | None) -> Machine:
     """The machine whose ranks take so many bytes at most, where that is asked for.
 
     Raises:
-        UserError: when what is asked for is no number of bytes.
+        UserError: when what is asked for is not a number of bytes.
     """
     if asked is None:
         return machine

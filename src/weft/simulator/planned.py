@@ -45,7 +45,7 @@ class PlannedStep:
         work: floating-point operations of the model's step, nothing recomputed; None to count those
             of `graph`.
         samples: of a step; 0 if that is not known.
-        tokens: of a step; 0 if its samples are no sequences of tokens.
+        tokens: of a step; 0 if its samples are not sequences of tokens.
     """
 
     graph: LogicalGraph

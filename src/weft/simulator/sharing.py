@@ -108,7 +108,7 @@ class LinkSharing:
 
 
 def _filled(needs: Mapping[int, Needs], most: Sequence[float]) -> Mapping[int, float]:
-    """Speeds that rise together until a link is full, or one is as fast as alone; the others go on."""
+    """Speeds that rise together until a link is full, or one is as fast as alone; the others continue."""
     on: dict[int, list[int]] = {}
     for number, own in needs.items():
         for link in own:

@@ -170,7 +170,7 @@ def steady_steps(step: PlannedStep, acts: ActCosts, costs: Costs) -> SteadySteps
     host = max((each.step for each in capacities.values()), default=NO_TIME)
     one, steps = step_tasks(step.plans, seconds, ahead), FIRST
     while True:
-        # Nothing runs beside the end of the last step, or after it: it may be shorter, and is not looked at.
+        # Nothing runs beside the end of the last step, or after it: it may be shorter, and is ignored.
         tasks = repeated(one, steps + 1)
         times = run(tasks, slowdown, shared.sharing, shared.uses(tasks))
         ends = [Seconds(0.0)] * (steps + 1)

@@ -50,7 +50,7 @@ class Lane(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Tasks:
-    """The tasks of some steps, by number; those of a step are behind those of the step before.
+    """The tasks of some steps, by number; those of a step are after those of the step before.
 
     Attributes:
         members: the acts of each task: one, or one on each rank of a communication; none for the

@@ -154,7 +154,7 @@ def _strategy(read: Callable[[], Any], path: str | Path) -> Strategy:
     form = content.pop("weft_strategy", None) if isinstance(content, dict) else None
     if isinstance(form, bool) or form not in FORMATS:
         raise StrategyError(
-            f"{path} is no strategy: it must begin with weft_strategy: {FORMATS[-1]} (or an earlier format), as "
+            f"{path} is not a strategy: it must begin with weft_strategy: {FORMATS[-1]} (or an earlier format), as "
             "Strategy.save writes it"
         )
     known = [each.name for each in fields(Strategy)]
@@ -205,7 +205,7 @@ def tensor_parallel(
             included (sequence parallelism, Korthikanti et al. 2022); None for whole activations.
 
     Raises:
-        StrategyError: when patterns are no list of texts.
+        StrategyError: when patterns are not list of texts.
     """
     columns, rows = name_patterns("columns", columns), name_patterns("rows", rows)
     laid = {} if sequence is None else {pattern: split(sequence) for pattern in rows}

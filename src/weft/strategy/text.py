@@ -27,7 +27,7 @@ def signature_sides(text: str) -> tuple[tuple[SBP, ...], tuple[SBP, ...]]:
     """The SBPs of an op's operands and of its results, from a text such as "S(0), B -> S(0)".
 
     Raises:
-        LayoutError: when it is no signature.
+        LayoutError: when it is not a signature.
     """
     operands, _, results = text.partition("->")
     return _sbps_in(operands), _sbps_in(results)

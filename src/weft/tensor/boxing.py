@@ -104,7 +104,7 @@ _strict: ContextVar[bool] = ContextVar("weft_strict_boxing", default=False)
 
 @contextmanager
 def strict_boxing() -> Iterator[None]:
-    """While this lasts, an op on global tensors whose operands would have to be moved raises LayoutError.
+    """Within the context, an op on global tensors whose operands would have to be moved raises LayoutError.
 
     `to_global` and `full` still move what they are told to.
     """

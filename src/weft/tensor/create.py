@@ -125,7 +125,7 @@ def arange(
     """`torch.arange(*bounds)` as a global tensor."""
     checked_dtype(dtype, "weft.arange")
     with refused("weft.arange takes the bounds and the step of torch.arange", bounds):
-        # On no device at first: what is no number of elements is refused before memory is taken.
+        # On no device at first: what is not a number of elements is refused before memory is taken.
         checked_size(tuple(torch.arange(*bounds, dtype=dtype, device="meta").shape), "weft.arange")
         whole = torch.arange(*bounds, dtype=dtype)
     check_gradient(requires_grad, whole.dtype, "weft.arange")

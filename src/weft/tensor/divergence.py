@@ -153,7 +153,7 @@ def note_plain(
 
 
 def note_write(placement: Placement, what: str, plain: Iterable[torch.Tensor] = ()) -> None:
-    """Remember a write into global tensors, in whatever order, for the stamps of the next step."""
+    """Remember a write into global tensors, in any order, for the stamps of the next step."""
     ranks = frozenset(placement.ranks)
     found = zlib.crc32(what.encode())
     for tensor in plain:
@@ -199,7 +199,7 @@ def _checksum(tensor: torch.Tensor) -> int:
 
 @final
 class _Looking:
-    """While this lasts, a long wait is made known to the other ranks, and compared with theirs."""
+    """Within the context, a long wait is made known to the other ranks, and compared with theirs."""
 
     def __init__(self, channel: Channel, calls: CallLog, what: str) -> None:
         self._channel = channel
@@ -254,7 +254,7 @@ class _Looking:
 
 @contextmanager
 def check_every_op() -> Iterator[None]:
-    """While this lasts, ranks compare every op on global tensors, not only those that communicate.
+    """Within the context, ranks compare every op on global tensors, not only those that communicate.
 
     For finding where processes part; each op then costs an exchange of messages.
     """

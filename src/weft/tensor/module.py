@@ -46,7 +46,7 @@ def distribute(
         `module` itself.
 
     Raises:
-        UserError: when it is no module.
+        UserError: when it is not a module.
         StrategyError: when a pattern matches nothing.
         LayoutError: when a layout does not fit a tensor.
     """

@@ -218,7 +218,7 @@ def test_what_was_never_a_checkpoint_is_named_and_the_one_before_taken(
         kept.save(program, {"number": 1})
         make(tmp_path / "step-00000009")
         assert kept.load_newest(program) == {"number": 1}
-    assert "step-00000009 is no checkpoint" in caplog.text
+    assert "step-00000009 is not a checkpoint" in caplog.text
 
 
 def test_an_element_of_any_stride_is_saved(tmp_path: Path) -> None:
@@ -262,4 +262,7 @@ def test_what_stands_in_the_place_of_a_checkpoint_and_is_none_ends_no_run(
         assert (tmp_path / "run" / name / "notes.txt").read_text() == "mine"
     for place in (old, elsewhere):
         assert (place / "notes.txt").read_text() == "mine"
-    assert "step-00000003 is no checkpoint, and stands in the place of one: it is" in caplog.text
+    assert (
+        "step-00000003 is not a checkpoint, but has the name of one: it was renamed to"
+        in caplog.text
+    )

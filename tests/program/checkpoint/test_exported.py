@@ -135,7 +135,7 @@ def test_a_model_on_the_meta_device(tmp_path: Path) -> None:
 
 def test_what_cannot_be(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     place = saved[0]
-    with pytest.raises(UserError, match="is no checkpoint"):
+    with pytest.raises(UserError, match="is not a checkpoint"):
         export(tmp_path / "nothing", tmp_path / "out")
     with pytest.raises(UserError, match="exists"):
         export(place, place)

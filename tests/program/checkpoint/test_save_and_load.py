@@ -660,5 +660,5 @@ def test_two_saves_to_one_path_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
-    with compiled(Case()) as (program, _), pytest.raises(UserError, match="is no checkpoint"):
+    with compiled(Case()) as (program, _), pytest.raises(UserError, match="is not a checkpoint"):
         program.load(tmp_path / "nothing")

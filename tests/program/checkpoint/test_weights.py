@@ -115,7 +115,7 @@ def test_what_no_file_has_is_named(tmp_path: Path) -> None:
     ):
         pass
     with (
-        pytest.raises(UserError, match="is no checkpoint"),
+        pytest.raises(UserError, match="is not a checkpoint"),
         begun(CASES[0], tmp_path / "none", meta()),
     ):
         pass

@@ -105,6 +105,6 @@ def test_a_live_model_beside_the_trained_one_is_refused() -> None:
 def test_one_optimizer_of_two_models_is_refused() -> None:
     both, _, _ = networks()
     optimizer = torch.optim.Adam(both.parameters(), 1e-2)
-    with weft.local_world(2), pytest.raises(CaptureError, match="is no parameter of the model"):
+    with weft.local_world(2), pytest.raises(CaptureError, match="is not a parameter of the model"):
         compiled(both["judge"], lambda m, batch: m(batch["real"]).mean(), optimizer)
     assert type(both["judge"].weight) is nn.Parameter

@@ -42,7 +42,7 @@ def test_a_hook_that_is_registered_later_counts_from_the_next_step(
         both.both(hooked)
         both.step()
         both.check()
-    said = [text for text in caplog.messages if "planned the step anew" in text]
+    said = [text for text in caplog.messages if "planned the step again" in text]
     assert len(said) == 1
     assert "the number of hooks of first.weight was 0 and is 1" in said[0]
 

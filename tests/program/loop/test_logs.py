@@ -62,7 +62,7 @@ def test_a_log_that_is_closed_goes_on(tmp_path: Path) -> None:
 def test_what_is_no_text_is_told_and_stays(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"\xff\xfe\n")
-    with pytest.raises(UserError, match="cannot go on with the log .*, which is not JSON"):
+    with pytest.raises(UserError, match="cannot continue with the log .*, which is not JSON"):
         weft.logs.JsonLines(path).write(5, {"held": 1.0})
     assert path.read_bytes() == b"\xff\xfe\n"
 

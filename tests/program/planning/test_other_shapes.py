@@ -331,7 +331,7 @@ def test_the_other_shape_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         program = compiled(language(), STRATEGIES["data"])
         program.step(batch(6, 6, 0))
         program.step(batch(6, 6, 1))
-    record = next(each for each in caplog.records if "planned the step anew" in each.getMessage())
+    record = next(each for each in caplog.records if "planned the step again" in each.getMessage())
     assert "x int64[6, 6], y int64[6, 6]" in record.getMessage()
 
 

@@ -156,7 +156,7 @@ def test_who_says_a_byte_now_and_then_is_not_waited_for(
 def test_who_is_no_store_is_told_apart(ends: tuple[socket.socket, socket.socket]) -> None:
     client, server = ends
     server.sendall(b"HTTP/1.1 400 Bad Request\r\n")
-    with pytest.raises(AuthenticationFailedError, match="no store of weft's"):
+    with pytest.raises(AuthenticationFailedError, match="not a store of weft's"):
         authenticate(client, SECRET)
 
 

@@ -59,7 +59,7 @@ def check_ops(graph: torch.fx.Graph, copies: Sequence[torch.fx.Node] = ()) -> No
 
     Args:
         graph: the trace.
-        copies: nodes that stand for views, which nobody may write.
+        copies: nodes that stand for views and must not be written.
 
     Raises:
         CaptureError: naming the user's line.
@@ -113,9 +113,9 @@ def _reason_against_write(node: torch.fx.Node) -> str | None:
 
 
 def _tried(op: Any, node: torch.fx.Node, written: list[torch.fx.Node]) -> str | None:
-    """The reason against an op that, run on tensors full of ones, gives a tensor that it writes another shape.
+    """The reason to refuse an op that changes the shape of a tensor that it writes, tested on ones.
 
-    Only buffers of at most one element can be such as wait for their first call, and only for these the op is run.
+    The op runs only if it writes a buffer of at most one element, which may be uninitialized until its first call.
     """
     given: dict[torch.fx.Node, Any] = {x: x.meta.get("val") for x in node.all_input_nodes}
     tensors = [x for x in given.values() if isinstance(x, torch.Tensor)]
@@ -162,7 +162,7 @@ _CLASSES: dict[str, int] = {
     "aten.nll_loss_forward.default": 1,
     "aten.nll_loss2d_forward.default": 1,
 }
-# Targets that are no numbers of classes.
+# Targets that are not numbers of classes.
 _TARGETS: dict[str, int] = {"aten.binary_cross_entropy_with_logits.default": 1}
 
 # Said by kernels that do not know a dtype.
@@ -206,9 +206,9 @@ def _check_operands(node: torch.fx.Node) -> None:
 
 
 def _try_on_whole_numbers(node: torch.fx.Node, tried: set[tuple[object, ...]]) -> None:
-    """Refuse a call whose tensors hold whole numbers alone, and whose kernel does not know these.
+    """Refuse a call on integer tensors only if its kernel does not support integers.
 
-    Most kernels show their demands only when called, so each kernel is tried once for its dtypes.
+    Most kernels check dtypes only when called, so each kernel is tried once for its dtypes.
     """
     op: Any = node.target
     values: list[Any] = [each.meta.get("val") for each in (*node.all_input_nodes, node)]

@@ -37,7 +37,7 @@ _LEAVES = (
 
 @final
 class StepGenerator(torch.Generator):
-    """Stands for a generator of torch's own, from the state that it has, in the thread that makes it.
+    """Replaces a torch generator, from its current state, in the thread that creates this object.
 
     Attributes:
         set_at: the user's line that has set it, where that is known.
@@ -88,7 +88,7 @@ _followed: ContextVar[Sequence[StepGenerator]] = ContextVar("weft_generators", d
 
 @contextmanager
 def generators_followed() -> Iterator[None]:
-    """While this lasts, this thread leaves torch's own generators as they are, and `note_draw` may refuse.
+    """Within the context, this thread leaves torch's own generators as they are, and `note_draw` may refuse.
 
     Raises:
         CaptureError: when the block has left one in a state that it has set.
@@ -115,7 +115,7 @@ def generators_followed() -> Iterator[None]:
 
 
 def note_draw(device: torch.device) -> None:
-    """The step is about to draw, on a device.
+    """Called before the step draws random numbers on a device.
 
     Raises:
         Refusal: when it has set a state to draw from.
@@ -143,13 +143,13 @@ def _place(generator: StepGenerator) -> str:
 def replaced(
     *functions: tuple[Any, str, Callable[[Callable[..., Any]], Any]],
 ) -> Iterator[set[int]]:
-    """While this lasts, calls in this thread go to others; other threads call the functions themselves.
+    """Within the context, calls in this thread go to replacements; other threads call the original functions.
 
     Args:
-        functions: owner and name of each, and what makes the other of it.
+        functions: owner and name of each, and the function that makes its replacement.
 
     Yields:
-        The other threads that have called one.
+        The other threads that have called one of the functions.
     """
     own, others = get_ident(), set[int]()
     # None once this is over: torch's tables may hold methods longer.

@@ -50,7 +50,7 @@ _BACKWARD, _LOCATION, _AUTOGRAD = "weft.backward", "weft.location", "weft.autogr
 
 @final
 class LinesNoted(TorchFunctionMode):
-    """While this lasts, nodes are recorded with the user's line that called into torch."""
+    """Within the context, nodes are recorded with the user's line that called into torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class LinesNoted(TorchFunctionMode):
 
 @contextmanager
 def module_paths_noted(model: torch.nn.Module) -> Iterator[None]:
-    """While this lasts, nodes are recorded with the path of the submodule whose forward runs."""
+    """Within the context, nodes are recorded with the path of the submodule whose forward runs."""
     paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
     running: list[ExitStack] = []
 
@@ -99,12 +99,12 @@ def module_paths_noted(model: torch.nn.Module) -> Iterator[None]:
 
 
 def stage_noted(index: int) -> AbstractContextManager[None]:
-    """While this lasts, nodes are recorded as part of a stage."""
+    """Within the context, nodes are recorded as part of a stage."""
     return note(**{_STAGE: index})
 
 
 def backward_noted() -> Any:
-    """While this lasts, nodes are recorded as part of the backward pass."""
+    """Within the context, nodes are recorded as part of the backward pass."""
     return note(**{_BACKWARD: True})
 
 
@@ -114,7 +114,7 @@ def in_backward(node: torch.fx.Node) -> bool:
 
 
 def locate(graph: torch.fx.Graph) -> None:
-    """Write what is known of every node as notes that go on to what is made of it.
+    """Write the location of every node into its metadata, which derived nodes inherit.
 
     They are read with `location_of` and `autograd_of`; of the notes before only `in_backward` stays.
     """
@@ -191,7 +191,7 @@ _CHECKPOINT = "weft.checkpoint"
 
 @contextmanager
 def checkpoints_noted() -> Iterator[None]:
-    """While this lasts, nodes are recorded with the number of the outermost checkpoint around them."""
+    """Within the context, nodes are recorded with the number of the outermost checkpoint around them."""
     numbers = count()
 
     @contextmanager
@@ -269,7 +269,7 @@ def capturing() -> bool:
 
 @contextmanager
 def hints_recorded() -> Iterator[None]:
-    """While this lasts, `hint` leaves a mark in the graph."""
+    """Within the context, `hint` leaves a mark in the graph."""
     token = _capturing.set(True)
     try:
         yield
@@ -291,13 +291,13 @@ _hint.register_autograd(lambda context, gradient: (gradient, None))
 
 
 def stage(index: int) -> AbstractContextManager[None]:
-    """While this lasts, what the model computes belongs to stage `index`, counted from 0; its backward too.
+    """Within the context, what the model computes belongs to stage `index`, counted from 0; its backward too.
 
     It takes effect in `weft.compile` with a strategy that has stages, where no pattern of a stage
     says otherwise. The innermost one counts.
 
     Raises:
-        StrategyError: when `index` is no whole number from 0.
+        StrategyError: when `index` is not a whole number from 0.
     """
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
         raise wrong("weft.stage: index", "the number of a stage, from 0", index, StrategyError)

@@ -1,4 +1,4 @@
-"""Every private or unstable torch API that tracing needs, behind a few plain functions.
+"""Every private or unstable torch API that tracing needs, after a few plain functions.
 
 - `make_fx` with `_allow_non_fake_inputs`: the trace below autograd.
 - `FakeTensorMode`: tensors without data.
@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from weft.capture.fx.retrace import MAKER, Skeleton, retrace
 
 FakeMode: TypeAlias = FakeTensorMode
-# Ops that are taken apart while a step is traced, and the functions that do it.
+# Ops that are decomposed while a step is traced, and the functions that do it.
 Decompositions: TypeAlias = Mapping[torch._ops.OpOverload, Callable[..., Any]]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -64,7 +64,7 @@ def stands_for(table: dict[Any, Callable[..., Any]], *ops: Any) -> Callable[[Fun
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While this lasts, `__torch_dispatch__` runs in place of every op below autograd."""
+    """Within the context, `__torch_dispatch__` runs in place of every op below autograd."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -92,7 +92,7 @@ def fake_tensor(
 
 
 def values_made() -> AbstractContextManager[Any]:
-    """While this lasts, ops run on data whatever modes are on."""
+    """Within the context, ops run on data whatever modes are on."""
     return _disable_current_modes()
 
 
@@ -141,7 +141,7 @@ def trace(
 ) -> torch.fx.GraphModule:
     """Run `function(inputs)` on fake tensors and record every ATen op below autograd.
 
-    An op that gives Python a value of a tensor from outside, also by way of numbers of Python, is told `read`.
+    `read` is called for an op that gives Python a value of an outside tensor, directly or through Python numbers.
     """
     tracers: list[Any] = []
 
@@ -174,10 +174,10 @@ def trace_like(
     mode: FakeMode,
     table: Decompositions,
 ) -> torch.fx.GraphModule | None:
-    """The graph that `trace` gives, in a third of its time, where that is like a trace for other shapes; else None.
+    """The graph of `trace`, in a third of its time, if it is like a trace for other shapes; else None.
 
-    Where it is only to be compared with another light trace, `like` is None. It refuses nothing: what writes a
-    tensor of elsewhere did so in the other trace, too.
+    `like` is None if the graph is only compared with another light trace.
+    It refuses nothing, because the other trace did.
     """
     meta_kept = torch.fx.traceback.preserve_node_meta()
     with mode, meta_kept, _own_notes(), _same_everywhere():
@@ -222,8 +222,8 @@ def functional(
 class _Functional(torch.fx.Interpreter):
     """Runs a graph of which writes become values.
 
-    Such a value may be differently from the tensor that was written, and so may what is made of it; a
-    view that does not fit it any more is a copy, where nothing writes to either of them later.
+    Such a value, and values computed from it, may have other strides than the written tensor;
+    a view that no longer fits becomes a copy, if nothing writes to either later.
     """
 
     def run_node(self, n: torch.fx.Node) -> Any:
@@ -248,7 +248,7 @@ class _Functional(torch.fx.Interpreter):
 
 
 def copy_noted() -> AbstractContextManager[None]:
-    """While this lasts, nodes are recorded as copies that stand for views."""
+    """Within the context, nodes are recorded as copies that stand for views."""
     return note(**{_COPY: True})
 
 
@@ -258,7 +258,7 @@ def noted_copies(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def written_copy(graph: torch.fx.Graph, copy: torch.fx.Node) -> bool:
-    """True if a copy in place of a view would not do: it, or what it was made of, is written behind it."""
+    """True if a copy in place of a view would not do: it, or what it was made of, is written after it."""
     roots = copy, root_of(copy.args[0])  # type: ignore[arg-type]
     return any(_written_after(graph, copy, root) for root in roots)
 
@@ -266,7 +266,7 @@ def written_copy(graph: torch.fx.Graph, copy: torch.fx.Node) -> bool:
 def _written_after(
     graph: torch.fx.Graph, view: torch.fx.Node, of: torch.fx.Node | None = None
 ) -> bool:
-    """True if anything behind a node writes to the tensor that it looks at, or to another one."""
+    """True if anything after a node writes to the tensor that it looks at, or to another one."""
     nodes = list(graph.nodes)
     root = root_of(view) if of is None else of
     return any(root in written_in(node) for node in nodes[nodes.index(view) + 1 :])
@@ -387,13 +387,13 @@ class _Noted:
 
 
 def note(**notes: Any) -> AbstractContextManager[None]:
-    """While this lasts, nodes are recorded with these notes; see `notes_of`."""
+    """Within the context, nodes are recorded with these notes; see `notes_of`."""
     return _Noted(notes)
 
 
 @contextmanager
 def _own_notes() -> Iterator[None]:
-    """Notes begin empty, and none is left behind, also not by a step that raises."""
+    """Notes begin empty, and none is left after, also not by a step that raises."""
     meta = torch.fx.traceback.current_meta
     before = meta.pop("custom", None)
     try:

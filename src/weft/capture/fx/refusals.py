@@ -56,7 +56,8 @@ REMEDIES = {
     "index": "an index of one place: x.index_select(dim, i.reshape(1)).squeeze(dim), or torch.take_along_dim for one "
     "of each row; to write, index_copy or scatter; a list of tensors is stacked first, torch.stack(tensors)",
     "stack": "torch.tensor reads what it is given: take the tensor as it is, and torch.stack(tensors) of several",
-    "list": "tolist() gives no numbers while the step is captured: for torch.arange(…).tolist() write range(…), go on "
+    "list": "tolist() gives no numbers while the step is captured: for torch.arange(…).tolist() write range(…), "
+    "continue "
     "with the tensor, or pass a list of numbers in the batch",
     "numpy": "numpy and scipy read memory: write it with ops of torch; or compute it before the step, as the matching "
     "of linear_sum_assignment from what program.evaluation gives, and pass the result in the batch",

@@ -59,11 +59,11 @@ def retrace(
     """The graph of `make_fx(function, table)(*inputs)`, recorded lightly; None when it is not like the first trace.
 
     Args:
-        function: to be run; again by `make_fx` when this gives None.
+        function: to run; `make_fx` runs it again when this returns None.
         inputs: nests of fake tensors.
         table: decompositions.
-        like: of what `make_fx` gave for other shapes; None if it is not to be compared, and may read tensors
-            without data of elsewhere.
+        like: the trace of `make_fx` for other shapes; None for no comparison, and to allow
+            outside tensors without data.
     """
     light = _Light(table, like is None)
     try:
@@ -99,7 +99,7 @@ class _NotLight(Exception):
 
 @final
 class _Light(TorchDispatchMode):
-    """Records the ops that run below autograd while this lasts, after their decompositions.
+    """Records the ops that run below autograd within the context, after their decompositions.
 
     Attributes:
         graph: of them.
@@ -155,7 +155,7 @@ class _Light(TorchDispatchMode):
         return result
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an op that is taken apart."""
+        """The result of an op that is decomposed."""
         rule = self._table.get(func)
         if rule is not None:
             with self:

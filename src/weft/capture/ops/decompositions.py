@@ -52,14 +52,14 @@ def _ones_like(
 ) -> Any:
     """The seed of the backward reads nothing: it must not wait until the loss is reduced over the ranks."""
     if self.dim():
-        return NotImplemented  # what is no seed stays as it is
+        return NotImplemented  # what is not a seed stays as it is
     return torch.full((), 1, dtype=dtype or self.dtype, device=device or self.device)
 
 
 def _factors_itself(op: Any, A: torch.Tensor) -> Any:
     """A determinant whose factors are those of the matrix, as backward expects them of one that is not contiguous."""
-    # Of a contiguous real matrix the kernel factorizes the transpose. A matrix may be laid out otherwise on a rank than
-    # it did # here, so the op is given one that is laid out so.
+    # Of a contiguous real matrix the kernel factorizes the transpose. A matrix may be laid out differently on a rank
+    # than # it did # here, so the op is given one that is laid out so.
     return NotImplemented if A.is_contiguous() or A.is_complex() else op(A.mT.contiguous())
 
 

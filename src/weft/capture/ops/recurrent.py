@@ -28,13 +28,13 @@ _FUSED = (torch.float32, torch.bfloat16)
 
 @final
 class LayersKept(TorchFunctionMode):
-    """While this lasts, `torch.lstm` records one op for each layer and direction.
+    """Within the context, `torch.lstm` records one op for each layer and direction.
 
     Args:
-        apart: weights whose layers are taken apart.
+        apart: weights whose layers are decomposed.
 
     Attributes:
-        seen: the ids of all weights of layers, kept or taken apart.
+        seen: the ids of all weights of layers, kept or decomposed.
     """
 
     def __init__(self, apart: Collection[Tensor]) -> None:
@@ -169,7 +169,7 @@ torch.library.register_autograd("weft::lstm", _backward, setup_context=_keep)
 # Packed sequences (`torch.nn.utils.rnn`): padded sequences with their lengths, in the order of the batch.
 #
 # The number of elements of a packed sequence depends on lengths, which are values. So `pack_padded_sequence` gives a
-# stand-in that holds the padded sequence. Recurrent layers run over all steps; steps behind the end of a sequence reach
+# stand-in that holds the padded sequence. Recurrent layers run over all steps; steps after the end of a sequence reach
 # no state that is given back and no result of `pad_packed_sequence`. The backward direction gets each sequence reversed
 # within its length. Nothing is sorted: only the user's code could see the order.
 
@@ -180,7 +180,7 @@ _PACK, _PAD = torch._pack_padded_sequence, torch._pad_packed_sequence
 _READ = (
     "reads {} of a packed sequence, whose sizes depend on the lengths in the batch, but the graph is captured once, "
     "before any values exist; expected that it is only passed to nn.LSTM, GRU or RNN and to pad_packed_sequence: call "
-    "that first, and mask what is behind the ends"
+    "that first, and mask what is after the ends"
 )
 # Runs one layer in one direction: x [time, n, in], first states [n, hidden] and weights, to all states.
 _Layer = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]

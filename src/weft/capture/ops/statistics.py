@@ -82,7 +82,7 @@ for _name, _finish in (
 # Batch normalization in training: one functional op when captured, sums over the batch for eager global tensors.
 #
 # A captured one keeps ATen's fused kernels wherever the batch is whole; where it is split,
-# `weft.compiler.decompositions.batch_norm` takes it apart, so that statistics are those of the whole batch.
+# `weft.compiler.decompositions.batch_norm` decomposes it, so that statistics are those of the whole batch.
 # Evaluation needs no statistics: those ops stay as they are. Formulas: Ioffe and Szegedy (2015), in
 # two passes: first the mean, then the sum of squared distances from it.
 
@@ -359,7 +359,7 @@ def _gradient(grad: Tensor, log_probs: Tensor, *_: Any) -> Tensor:
 def _target_rows(
     targets: Tensor, lengths: Tensor, steps: int, check: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Targets as [n, s], and their lengths.
+    """Targets with shape [n, s], and their lengths.
 
     No target in a vector needs more places than the number of time steps plus one: longer ones fit in no
     way, nor does that part of them.

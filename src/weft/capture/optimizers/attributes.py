@@ -5,8 +5,8 @@ copy has its own containers, because a step may write to them.
 
 torch has three implementations for most optimizers: a fused kernel, which needs no extra memory;
 "foreach", with temporaries for all parameters at once; a loop, with temporaries for one parameter at a time. On a CPU
-"foreach" is no faster than the loop and gives the same numbers, so weft uses the loop there even if the user asks for
-"foreach".
+"foreach" is not a faster than the loop and gives the same numbers, so weft uses the loop there even if the user asks
+for "foreach".
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def check_hyperparameters(optimizers: Optimizers) -> None:
 
 
 def _is_like(value: Any, usual: Any) -> bool:
-    """True if an option may be where `usual` does; an option that is no number may be anything."""
+    """True if an option may be where `usual` does; an option that is not a number may be anything."""
     if isinstance(usual, tuple | list):
         return (
             isinstance(value, tuple | list)
@@ -172,7 +172,7 @@ def _is_like(value: Any, usual: Any) -> bool:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Check that a step of the optimizer is nothing but the updates of its parameters, one at a time.
+    """Check that a step of the optimizer only updates its parameters, one at a time.
 
     Raises:
         CaptureError: naming the hook, the optimizer inside, or that parameters depend on each other.
@@ -182,7 +182,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         raise CaptureError(
             f"the optimizer {type(optimizer).__name__} cannot be captured: its step calls a closure. Compile the step "
             "with another optimizer of the same parameters, such as torch.optim.SGD, which need never update; make "
-            f"{type(optimizer).__name__} behind weft.compile, and call optimizer.step(closure) with a closure that "
+            f"{type(optimizer).__name__} after weft.compile, and call optimizer.step(closure) with a closure that "
             "calls optimizer.zero_grad() and returns program.step(batch, update=False)"
         )
     # Private API: where `register_step_pre_hook` keeps hooks.
@@ -215,7 +215,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def of_no_parameter(optimizer: object, key: object) -> CaptureError:
-    """The error for a state under a key that is no parameter."""
+    """The error for a state under a key that is not a parameter."""
     return CaptureError(
         f"the optimizer {type(optimizer).__name__} cannot be captured: it keeps self.state[{key!r}], which "
         "belongs to no parameter; each rank would have its own copy, and the copies would differ. Keep it for each "

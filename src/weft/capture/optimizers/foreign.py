@@ -48,10 +48,10 @@ def steps_of_states(copies: TrialCopies, dims: int) -> int:
 
 
 def check_repeats(copies: TrialCopies, name: str, dims: int) -> None:
-    """Check, on small tensors with values, that an update of the user's is the same when it runs again.
+    """Check, on small tensors with values, that a user-defined update is repeatable.
 
     Raises:
-        CaptureError: when it is another one, as where it draws random numbers.
+        CaptureError: when a second run differs, as with random numbers.
     """
     try:
         same = _alike(_trained(copies, dims), _trained(copies, dims))
@@ -67,13 +67,13 @@ def check_repeats(copies: TrialCopies, name: str, dims: int) -> None:
 
 
 def check_foreign(copies: TrialCopies, name: str, dims: int, counters: Collection[str]) -> None:
-    """Check, on small tensors with values, that an update of the user's depends on nothing that copies lack.
+    """Check, on small tensors with values, that a user-defined update depends on nothing that copies lack.
 
     Args:
-        counters: numbers that all copies are given, and that go on by themselves, as `self.calls`.
+        counters: numbers that all copies have, and that count by themselves, such as `self.calls`.
 
     Raises:
-        CaptureError: when it goes by its place, or by what earlier steps have left in the optimizer.
+        CaptureError: when it depends on its place, or on state that earlier steps left in the optimizer.
     """
     count = len(copies.optimizer.param_groups)
     # Before and behind another parameter, and in its group among as many as the user has.
@@ -138,7 +138,7 @@ def _trained(
 
 
 def _kept(copies: TrialCopies, dims: int, counters: Collection[str]) -> str:
-    """The name of what the steps leave in the optimizer for later ones; "" if they go by nothing of it."""
+    """The name of what the steps leave in the optimizer for later ones; "" if they depend on nothing of it."""
     own = small_parameter(dims, 0.0)
     optimizer = copies([own])
     first = _left(optimizer)
@@ -241,7 +241,7 @@ def check_apart(copies: TrialCopies, name: str, dims: int) -> None:
         small, large = (_trained(copies, dims, 0, [[0, 1]], scale) for scale in (1.0, 30.0))
     except Exception:
         return  # it does not take such small tensors; the trial on the true shape says what is wrong
-    # Options that are no numbers make such updates.
+    # Options that are not numbers make such updates.
     if not torch.allclose(small, large, rtol=0, atol=0, equal_nan=True):
         raise CaptureError(
             f"the optimizer {type(copies.optimizer).__name__} cannot be captured: its update of one parameter, such as "

@@ -67,7 +67,7 @@ def groups_of(optimizers: Optimizers, parameters: Mapping[str, torch.Tensor]) ->
     """The number of the parameter group of each of the model's parameters that an optimizer updates.
 
     Raises:
-        CaptureError: when an optimizer holds a tensor that is no parameter of the model, or two
+        CaptureError: when an optimizer holds a tensor that is not a parameter of the model, or two
             hold the same.
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
@@ -79,7 +79,7 @@ def groups_of(optimizers: Optimizers, parameters: Mapping[str, torch.Tensor]) ->
             if name is None:
                 raise CaptureError(
                     f"entry {position} of {label} "
-                    f"({dtype_name(parameter.dtype)}{list(parameter.shape)}) is no parameter of the model; "
+                    f"({dtype_name(parameter.dtype)}{list(parameter.shape)}) is not a parameter of the model; "
                     "build the optimizer from model.parameters() of the same model, after any change to it"
                 )
             if name in groups:
@@ -266,7 +266,7 @@ def _stepped(
             raise CaptureError(
                 f"the optimizer {kind} cannot be captured: its step changes {name!r} of the "
                 "parameter group; expected an update that looks at one parameter at a time, and numbers in the group "
-                "that go by themselves, as a counter does"
+                "that depend on themselves, as a counter does"
             )
     if observer.draws:
         raise CaptureError(

@@ -46,8 +46,8 @@ class TrialCopies:
     """Copies of the user's optimizer with other parameters, which share nothing that a step writes.
 
     Attributes:
-        group: whose options all groups of a copy have.
-        put_on: attributes that the user has put on the parameter that those of copies stand for.
+        group: the group whose options all groups of a copy have.
+        put_on: the user's attributes of the original parameter.
     """
 
     optimizer: torch.optim.Optimizer
@@ -133,9 +133,9 @@ class AliveBytes:
 class StepObserver(DispatchMode):  # type: ignore[no-untyped-call]
     """Notes which ops on more than one element mix elements, and what they hold.
 
-    Where the optimizer takes a number out of a tensor, any will do to go on: what such a number says of
-    a whole parameter, as its norm, an op has mixed before. If it branches on one, the other branch
-    could keep other states: that is refused.
+    If the optimizer reads a number from a tensor, any number will do to continue: an op on the
+    whole parameter, such as a norm, was seen before. A branch on such a number is refused, because the other branch
+    could keep other states.
     """
 
     def __init__(self) -> None:
@@ -266,7 +266,7 @@ def counters_of(optimizer: torch.optim.Optimizer) -> frozenset[StepCounter]:
 
 
 def find_counters(copies: TrialCopies, dims: int) -> frozenset[StepCounter]:
-    """The numbers that steps change, and that go by themselves alone; they are known as counters from now on.
+    """The numbers that steps change independently of all else; from now on they are known as counters.
 
     Args:
         dims: how many the parameter has that a trial is made for.
@@ -293,7 +293,7 @@ def find_counters(copies: TrialCopies, dims: int) -> frozenset[StepCounter]:
 
 
 def count_steps(optimizer: torch.optim.Optimizer) -> None:
-    """Let the counters of an optimizer of the user's go on, once its parameters are updated on all ranks."""
+    """Let the counters of an optimizer of the user's continue, once its parameters are updated on all ranks."""
     counters = counters_of(optimizer)
     if not counters:
         return

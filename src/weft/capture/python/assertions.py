@@ -147,7 +147,7 @@ def _raises(body: list[ast.stmt]) -> bool:
     """True if these statements, once begun, end by raising."""
     *before, last = body
     plain = (ast.Assign, ast.AnnAssign, ast.Expr)
-    # A generator that yields before it raises may never go on.
+    # A generator that yields before it raises may never continue.
     waits = (ast.Yield, ast.YieldFrom, ast.Await)
     return (
         isinstance(last, ast.Raise)
@@ -157,7 +157,7 @@ def _raises(body: list[ast.stmt]) -> bool:
 
 
 def _parts(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]:
-    """The parts of a test that can have one outcome only, each with it: Python tests them one by one.
+    """The parts of a truth test with only one possible outcome, each with the outcome: Python tests them one by one.
 
     All comparisons of a chain, `0 < x < 1`, have the place of the chain. Where it has to be true, so has
     each of them; where it has to be false, only the last one that is reached, which no place tells.

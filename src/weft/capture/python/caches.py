@@ -34,7 +34,7 @@ class Cache:
 
     Attributes:
         now: the tensor.
-        before: that which stood there and was read; None if there was none.
+        before: the tensor that was there and was read; None if there was none.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Cache:
 def take_caches(
     module: torch.fx.GraphModule, caches: Sequence[Cache], dependent: Collection[torch.fx.Node]
 ) -> None:
-    """Take the last outputs of a trace, which are what the step keeps, out of it.
+    """Remove the last outputs of a trace, which are tensors that the step keeps.
 
     A cache that is made of nothing but constants, such as positions, is the same in every step; the
     graph makes it each time.

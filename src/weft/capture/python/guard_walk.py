@@ -90,7 +90,7 @@ class Walk(ABC):
 
     Attributes:
         entries: all places that are to be compared before a step.
-        beside: plain values under names that no function names: compared behind the trace only.
+        beside: plain values under names that no function uses: compared only after the trace.
         keys: of dicts that the step's functions read.
         named: all names in these functions.
     """
@@ -168,7 +168,7 @@ class Walk(ABC):
             self._in_object(value, text, name, written)
 
     def _of_libraries(self, value: Any, text: str) -> bool:
-        """Watch an object of Python, numpy or torch whose state is no attribute; False if it is none of them."""
+        """Watch an object of Python, numpy or torch whose state is not an attribute; False if it is none of them."""
         if isinstance(value, np.ndarray | array.array):
             self.add(question_guard(value, value.tobytes, f"the values of {text}"))
         elif isinstance(value, _BYTES):
@@ -497,7 +497,7 @@ def has_own_reads(cls: type) -> bool:
 
 
 def _shown(value: Any) -> Any:
-    """The dict behind a view of one, the items of a weak container, the value in shared memory; else the value."""
+    """The dict after a view of one, the items of a weak container, the value in shared memory; else the value."""
     kind = type(value)  # and not the class that a user's class may say it has
     if kind in _VIEWS:
         return next((each for each in gc.get_referents(value) if hasattr(each, "items")), value)

@@ -22,7 +22,7 @@ from weft.errors import CaptureError
 Hook: TypeAlias = Callable[[torch.Tensor], Any]
 _HOOKS = (
     *MODULE_HOOKS,
-    "_optimizer_step_pre_hooks",  # those behind a step are called as they are then
+    "_optimizer_step_pre_hooks",  # those after a step are called as they are then
 )
 _GLOBAL_HOOKS = (
     *("_global_forward_hooks", "_global_forward_pre_hooks"),

@@ -215,7 +215,7 @@ def _loads_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _loaded(steps: Sequence[dis.Instruction], place: int) -> tuple[tuple[str, ...], int]:
-    """The names of the places that an instruction loads, and the number of the instruction behind it."""
+    """The names of the places that an instruction loads, and the number of the instruction after it."""
     step = steps[place]
     if step.opname == "LOAD_CONST":
         item = isinstance(step.argval, str) and _subscript(steps[place + 1])

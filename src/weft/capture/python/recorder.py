@@ -187,7 +187,7 @@ class PythonRecorder(Walk):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """While this lasts, reading an attribute of an object that was seen is noted."""
+        """Within the context, reading an attribute of an object that was seen is noted."""
         self._reading = True
         try:
             for cls in list(self._reads):

@@ -30,7 +30,7 @@ _TABLE = dict(unbacked.TABLE)
 
 @final
 class Rewritten(TorchFunctionMode):
-    """While this lasts, calls of these functions run as what stands for them."""
+    """Within the context, calls of these functions run as what stands for them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -244,7 +244,7 @@ def _batch_norm(
 
 
 def _number(value: Any = 0.0) -> Any:
-    """`float` of a tensor without data, such as a count of batches: a tensor [], to go on counting with."""
+    """`float` of a tensor without data, such as a count of batches: a tensor [], to continue counting with."""
     if isinstance(value, Tensor) and is_fake(value):
         return value.detach().to(torch.float64)
     return float(value)
@@ -278,7 +278,7 @@ def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) ->
 
 @contextmanager
 def functions_replaced() -> Iterator[None]:
-    """While this lasts, torch's own Python does in this thread what a graph can hold.
+    """Within the context, torch's own Python does in this thread what a graph can hold.
 
     `torch.profiler.record_function` does nothing; `nn.BatchNorm*d(momentum=None)` divides by the number of batches in
     the graph; transformers do not look into a mask to see whether it is the causal one, but compute with it, which

@@ -56,7 +56,7 @@ _DEPTH = 4
 
 
 def position_of(value: Any, text: str) -> Guard | None:
-    """The position of an object that a step advances by reading it; None if a value is no such object.
+    """The position of an iterator or generator that a step advances by reading it; None for any other value.
 
     Its value is None if the position cannot be seen, as that of a generator or file.
     """
@@ -67,7 +67,7 @@ def check_unmoved(positions: Iterable[Guard]) -> Iterator[Guard]:
     """Check that iterators, queues and generators are where they were.
 
     Yields:
-        Those of which that cannot be seen.
+        The objects whose position cannot be read.
 
     Raises:
         CaptureError: naming one that is not.
@@ -88,7 +88,7 @@ def check_unmoved(positions: Iterable[Guard]) -> Iterator[Guard]:
 
 @contextmanager
 def randomness_refused() -> Iterator[None]:
-    """While this lasts, this thread may draw in Python by a seed of its own only.
+    """Within the context, this thread may draw in Python by a seed of its own only.
 
     Raises:
         Refusal: where it sets the generators of `random` or `numpy.random`, or its code has none.

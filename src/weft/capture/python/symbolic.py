@@ -113,7 +113,7 @@ class SymbolicLeaf(SymbolicNumber):
 
 @final
 class SymbolicNumbers:
-    """The numbers that change, of one capture, and entries of the batch that are no tensors.
+    """The changing numbers of one capture, and the batch entries without a tensor.
 
     Args:
         entries: where the user keeps them, and what they are now.
@@ -122,8 +122,8 @@ class SymbolicNumbers:
             else is done with them is an outcome.
 
     Attributes:
-        outcomes: what was done with them differently from by counting, and what came of it.
-        tensors: that stand for them, and how to compute each.
+        outcomes: uses other than arithmetic, and their results.
+        tensors: that stand for the numbers, and how to compute each.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class SymbolicNumbers:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """While this lasts, they are where the user keeps the numbers."""
+        """Within the context, they are where the user keeps the numbers."""
         for entry in self.entries:
             place = _Place(entry)
             number = (_class_of(entry.value) or SymbolicNumber)(self, place.value, entry.text)
@@ -159,7 +159,7 @@ class SymbolicNumbers:
         return self.outcomes[-1].value
 
     def part(self, compute: Callable[[], Any], text: str) -> Any:
-        """An entry of a leaf; what is no number, text or container every step compares."""
+        """An entry of a leaf; what is not a number, text or container every step compares."""
         kind = _class_of(compute())
         if kind is None:
             return self.outcome(compute, text)
@@ -184,7 +184,7 @@ class SymbolicNumbers:
 
 @final
 class CountedWithTensors(TorchFunctionMode):
-    """While this lasts, functions of torch take changing numbers."""
+    """Within the context, functions of torch take changing numbers."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _call(func, args, kwargs or {})

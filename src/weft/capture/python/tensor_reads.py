@@ -73,13 +73,13 @@ _MOVES = (
 def reads_noted(
     note: Callable[[Tensor, str], None], stand_ins: Mapping[int, Tensor], names: Mapping[int, str]
 ) -> Iterator[None]:
-    """While this lasts, methods that give the values of a tensor to Python are noted, or refused.
+    """Within the context, methods that give the values of a tensor to Python are noted, or refused.
 
     The step may not read or set gradients, move modules, read an optimizer's state or an address. Gradients of tensors
     that it makes itself are its own, and modules that are where they should be may stay.
 
     Args:
-        note: is told a tensor from outside that is read, and by what.
+        note: called with an outside tensor that is read, and the reader.
         stand_ins: of the model's own tensors, by the ids of these.
         names: of the model's parameters, by the ids of these and of their stand-ins.
 
@@ -114,7 +114,7 @@ class _ReadsOfTensors:
     def values(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             seen = name in _NUMBERS and not _excluded(_PYTHON)
-            # `sys._getframe(2)` is the caller, behind what `replaced` has put there.
+            # `sys._getframe(2)` is the caller, after what `replaced` has put there.
             library = name in _ADDRESSES and in_library(sys._getframe(2).f_code.co_filename)
             if library or seen:
                 return plain(tensor, *args, **kwargs)

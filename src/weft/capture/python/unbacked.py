@@ -29,8 +29,8 @@ _KEPT |= {"__getattribute__", "__setattr__", "__delattr__", "__bool__"}
 class UnbackedNumber:
     """A number without a value during capture; the running step computes it.
 
-    Python takes it for one of the class that it will have (`isinstance`), so that the user's code goes
-    the way that it goes with the number.
+    `isinstance` treats it as its future class, so that the user's
+    code branches as with the number.
     """
 
     __slots__ = ("__weakref__", "_op", "_tensor")

@@ -56,7 +56,7 @@ _CHECKS = frozenset(("_assert_tensor_metadata", "_assert_scalar"))
 _TRAINED = (
     "the step writes the parameter {!r} in place, which the optimizer updates in the same step; expected only buffers "
     "and parameters that are not trained to be written. Write it between steps: with torch.no_grad(), before the first "
-    "one and behind each program.step(), or in optimizer.register_step_post_hook(); so for max_norm= of an embedding, "
+    "one and after each program.step(), or in optimizer.register_step_post_hook(); so for max_norm= of an embedding, "
     "on the whole weight: weight.copy_(weight.renorm(2, 0, max_norm))"
 )
 _REQUIRE = (aten._assert_async.default, aten._assert_async.msg)
@@ -83,7 +83,7 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
     """The logical graph of a functional fx graph.
 
     Raises:
-        CaptureError: when something is written that may not be.
+        CaptureError: when the step writes something that it must not.
     """
     reader = _Reader(boundary)
     for node in graph.nodes:

@@ -77,11 +77,11 @@ class FakeTensorLeaks:
         self._take_out()
 
     def read(self, module: torch.fx.GraphModule, places: Mapping[int, str]) -> bool:
-        """The step has been run on what an earlier run has left: whether it has read some of that.
+        """Check whether the step, run on the leftovers of an earlier run, has read some of them.
 
         Args:
             module: of the later run.
-            places: where tensors were, by id.
+            places: of tensors, by id.
 
         Raises:
             CaptureError: when it has read a tensor that depends on the batch, on variables or on random numbers.
@@ -101,7 +101,7 @@ class FakeTensorLeaks:
         return bool(kept)
 
     def numbers(self) -> None:
-        """The step has been run, and nothing is put back yet.
+        """Check for numbers after the step has run, before anything is restored.
 
         Raises:
             CaptureError: naming where the step keeps a number, attributes of modules excepted.
@@ -113,10 +113,10 @@ class FakeTensorLeaks:
                 raise place.refused()
 
     def check(self, graph: torch.fx.Graph) -> None:
-        """The capture is done, and `graph` is not needed any more: take out what is left in the user's objects.
+        """After the capture, when `graph` is no longer needed: remove tensors without data from the user's objects.
 
         Raises:
-            CaptureError: naming where the step keeps a tensor or number that is no cache of constants.
+            CaptureError: naming where the step keeps a tensor or number that is not a cache of constants.
         """
         for each in (graph, *([self._module.graph] if self._module else [])):
             forget_values(each)
@@ -151,7 +151,7 @@ def no_leaks() -> Iterator[FakeTensorLeaks]:
 
 
 def _clear_frames(error: BaseException, before: BaseException | None) -> None:
-    """Take their variables from the frames of torch and weft that an error, or what has led to it, went through.
+    """Clear the variables in the frames of torch and weft that an error, or its causes, passed.
 
     They hold most of what the capture has made, which would be looked for in all that is alive. The frames of the
     user's code stay as they are, for debuggers, as do those of an error that was there `before` the capture.
@@ -194,7 +194,7 @@ class LeakedTensor:
 
     @property
     def contained(self) -> bool:
-        """True if it is in a container, and is no attribute itself."""
+        """True if it is in a container, and is not an attribute itself."""
         return any(
             isinstance(each, _CONTAINERS) and each is not vars(self.chain[-1])
             for each in self.chain

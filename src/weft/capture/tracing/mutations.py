@@ -40,7 +40,7 @@ _Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any]"
 def mutations_undone(
     model: nn.Module, function: Callable[..., Any], everything: bool = False
 ) -> Iterator[MutableState]:
-    """Afterwards, errors included, all that `model` and `function` hold is as it was before.
+    """On exit, also after an error, restore everything that `model` and `function` hold.
 
     Put back are attributes of modules and containers in them; variables of closures, globals, attributes of classes
     and functions, and other containers where a tensor without data is now (a cache, a list of losses).
@@ -86,7 +86,7 @@ class MutableState:
         self._others = _reached([value for _, value in self._places()])
 
     def kept(self) -> dict[int, str]:
-        """Tensors without data that places outside of the model hold now, by id: the names of the places.
+        """Tensors without data that are kept outside of the model: the names of their places, by id.
 
         Places in containers of its modules are included; `PythonRecorder.caches` knows attributes of modules.
         """
@@ -113,7 +113,7 @@ class MutableState:
 
     @contextmanager
     def lent(self, stand_ins: Mapping[int, torch.Tensor]) -> Iterator[None]:
-        """While this lasts, stand-ins are in place of the model's tensors outside of the model, too.
+        """Within the context, stand-ins are in place of the model's tensors outside of the model, too.
 
         There the user's code may look for them, as with `p is head.weight`, or a dict by parameters.
 

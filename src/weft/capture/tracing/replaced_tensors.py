@@ -47,7 +47,7 @@ class ReplacedTensor:
 def tensors_replaced(
     model: nn.Module, stand_ins: Mapping[int, torch.Tensor]
 ) -> Iterator[tuple[ReplacedTensor, ...]]:
-    """While this lasts, stand-ins are in place of the tensors of `model`, under all their names.
+    """Within the context, stand-ins are in place of the tensors of `model`, under all their names.
 
     Where the user's code holds a tensor of the model by itself, torch computes with its stand-in too. Afterwards the
     model's own tensors are there again. All else that a step changes is put back by `mutations_undone`;
@@ -112,16 +112,16 @@ def attributes_carried(
 def write_replaced(
     places: Sequence[ReplacedTensor], results: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Write what the step put in the place of buffers into the stand-ins that were there.
+    """Copy the values that the step assigned to buffers into the original stand-ins.
 
-    Call it behind the backward, which reads what the buffers were before.
+    Call it after the backward, which reads what the buffers were before.
 
     Args:
         places: of the model.
         results: of the step.
 
     Returns:
-        The results; copies of those that show what a written buffer was before.
+        The results; copies of results that show the old value of a written buffer.
 
     Raises:
         CaptureError: naming what was replaced, when it is a parameter, has several names, or is
@@ -267,7 +267,7 @@ _OUTSIDE = "a tensor from outside that the step reads"
 def check_memory(
     variables: Mapping[str, torch.Tensor], constants: Iterable[torch.Tensor], graph: LogicalGraph
 ) -> None:
-    """Check that no memory which the step writes belongs to two tensors, as to a weight and a transposed view.
+    """Check that the step writes no memory that belongs to two tensors, such as a weight and a transposed view.
 
     Layouts are those of tensors, and parts are on ranks: what is written to one could not be seen in the other.
 

@@ -132,7 +132,7 @@ def with_numbers(
 
 @contextmanager
 def _running(step: StepCall) -> Iterator[None]:
-    """While this lasts, the step may run on fake tensors; inside of `mutations_undone`, which undoes its writes."""
+    """Within the context, the step may run on fake tensors; inside of `mutations_undone`, which undoes its writes."""
     forget_numbers()
     if not step.training:
         # Before reading is noted: a model may look at the mode that it is in.
@@ -153,7 +153,7 @@ def _running(step: StepCall) -> Iterator[None]:
 
 @contextmanager
 def _compiled_parts_eager() -> Iterator[None]:
-    """While this lasts, what the user compiled with `torch.compile` runs as it was written."""
+    """Within the context, what the user compiled with `torch.compile` runs as it was written."""
     dynamo = sys.modules.get("torch._dynamo.config")
     if dynamo is None:  # nothing was; it takes seconds to import
         yield
@@ -172,7 +172,7 @@ def same_graph(
     results: int | None = None,
     numbers: Mapping[int, Any] | None = None,
 ) -> bool:
-    """True if two traces of the same step compute the same from the same inputs.
+    """True if two traces of the same step compute the same results from the same inputs.
 
     Args:
         one, other: the traces.

@@ -60,7 +60,7 @@ def read_variables(model: torch.nn.Module) -> ModelTensors:
     """The parameters and buffers of `model`.
 
     Raises:
-        CaptureError: naming one that is no block of numbers.
+        CaptureError: naming one that is not a block of numbers.
     """
     found = ModelTensors(dict(model.named_parameters()), dict(model.named_buffers()))
     for kind, tensors in (("parameter", found.parameters), ("buffer", found.buffers)):
@@ -88,7 +88,7 @@ class StepCall:
         training: true if gradients are wanted.
         casts: of parameters, and autocast.
         left: the tensors without data that calls leave somewhere.
-        apart: names of the weights whose recurrent layers are taken apart.
+        apart: names of the weights whose recurrent layers are decomposed.
         numbers: that change between steps, in whose places stand-ins are while it runs.
 
     Attributes:
@@ -96,7 +96,7 @@ class StepCall:
         recorder: of what a call reads of Python.
         watch: the values of Python that the step depends on.
         made: numbers that the step made where it had read none.
-        caches: tensors that it put into attributes, whose values come behind its results.
+        caches: tensors that it put into attributes, whose values come after its results.
         around: lends stand-ins to what lies around the model; set before a call.
         outputs: how to build what the loss function returned.
         output_keys: of the tensors in it.
@@ -213,7 +213,7 @@ class StepCall:
             raise in_function(self.loss_fn, error) from None
 
     def constants(self) -> Iterator[Guard]:
-        """The entries of the batch that are no tensors, but for numbers that are inputs already."""
+        """The entries of the batch that are not tensors, but for numbers that are inputs already."""
         space = self.batch.constants
         for leaf in self.batch.leaves:
             if isinstance(leaf, Static) and not is_symbolic(space[leaf.key]):
@@ -279,7 +279,7 @@ class Casts:
 
     @contextmanager
     def around(self, model: torch.nn.Module) -> Iterator[None]:
-        """The forward of `model` while this lasts: under autocast, of arguments that are cast."""
+        """The forward of `model` within the context: under autocast, of arguments that are cast."""
 
         def cast(_: Any, args: Any, kwargs: Any) -> Any:
             return pytree.tree_map(lambda leaf: _cast(leaf, self.parameters), (args, kwargs))
@@ -302,7 +302,7 @@ def _cast(leaf: Any, to: str | None) -> Any:
 
 
 def autocast(precision: str | None, device_type: str) -> AbstractContextManager[Any]:
-    """While this lasts, torch casts the operands of matrix products and convolutions down.
+    """Within the context, torch casts the operands of matrix products and convolutions down.
 
     Raises:
         CaptureError: when the precision is unknown.

@@ -98,7 +98,7 @@ def trace_step(
     """Trace `loss_fn(model, batch)` and, when `training`, the gradients of its loss.
 
     The forward runs under `casts`; with "fp16" the gradients start from `weft.loss_seed`.
-    Recurrent layers with a parameter in `apart` are taken apart. With the skeletons of a trace for other
+    Recurrent layers with a parameter in `apart` are decomposed. With the skeletons of a trace for other
     shapes it is faster, where this one is like that. Numbers in the places `changing` become constants that are
     written before every step, where the step counts with them. Tensors without data that it leaves somewhere are
     noted in `left`.

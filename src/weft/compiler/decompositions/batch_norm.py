@@ -91,7 +91,7 @@ def _expand(site: DecomposableCall) -> Iterator[Placed]:
 @final
 @dataclass
 class _BatchNormParts:
-    """One BatchNorm taken apart; notes the layouts of what it makes in `values`."""
+    """One BatchNorm decomposed; notes the layouts of what it makes in `values`."""
 
     graph: LogicalGraph
     node: Call

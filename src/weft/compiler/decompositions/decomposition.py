@@ -1,7 +1,7 @@
 """Decompositions: ops that deduction sees as one call and that become several where their layouts split them.
 
 A decomposition says in one module what its ops do beyond their rules (`weft.ops.rules`): which signatures
-are legal because the call can be taken apart, what the reductions inside cost, which calls it
+are legal because the call can be decomposed, what the reductions inside cost, which calls it
 becomes, and what it does to samples that come in micro-batches. `weft.compiler.decompositions.table`
 lists the decompositions; deduction, the split in time and `explain` ask there.
 """
@@ -48,11 +48,11 @@ class SampleStatistics:
         name: of the module that users know, such as "BatchNorm".
         applies: true if a call takes such statistics, or is the backward of one that does.
         takes: true if it is a forward that takes them.
-        adds: true if results that are no samples are summed over micro-batches, as gradients are.
+        adds: true if results that are not samples are summed over micro-batches, as gradients are.
         over: true if statistics are taken over a dimension.
         signature: of a call whose samples are split along a dimension.
         size: numbers that make one statistic.
-        made_by: the op that makes them where the call is taken apart.
+        made_by: the op that makes them where the call is decomposed.
         saved: of a forward, the results that it keeps for its backward alone.
     """
 
@@ -70,16 +70,16 @@ class SampleStatistics:
 @final
 @dataclass(frozen=True)
 class Decomposition:
-    """The work of a decomposition of ops beyond its rules.
+    """A decomposition: everything about its ops beyond their rules.
 
     Attributes:
-        ops: the ops that it speaks of.
+        ops: the ops that it covers.
         signatures: (call, parts, empty) -> legal signatures along an axis of `parts` ranks besides
             those of the rule; with `empty`, also those that leave ranks without elements.
         cost: (call, signature, grid, axis, model) -> what the reductions inside cost when the call
             is split so along `axis`, in the model's bytes; the call has the shapes that it has
             along `axis` before it is split.
-        expand: the calls in its place, in order; none where it stays as it is.
+        expand: the calls in its place, in order; none if the call stays.
         statistics: where it takes statistics over samples.
         counts: results of a call that depend on the batch alone, each with the calls that make it
             of the batch, so that micro-batches need not wait for one another.

@@ -89,7 +89,7 @@ def _split_by_classes(call: OpCall) -> Split | None:
 
 @final
 class LogSoftmax:
-    """One log-softmax, or its backward, taken apart; notes the layouts of what it makes."""
+    """One log-softmax, or its backward, decomposed; notes the layouts of what it makes."""
 
     def __init__(self, site: DecomposableCall) -> None:
         self.node, self.reads, self.values = site.call, site.reads, site.values

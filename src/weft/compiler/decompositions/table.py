@@ -40,7 +40,7 @@ def legal_signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Sig
 def reduction_cost(
     call: OpCall, signature: Signature, grid: tuple[int, ...], axis: int, model: CostModel
 ) -> float:
-    """The cost of the reductions inside of a call that is taken apart when split so along `axis`; else 0."""
+    """The cost of the reductions inside of a call that is decomposed when split so along `axis`; else 0."""
     family = decomposition_of(call.op)
     return family.cost(call, signature, grid, axis, model) if family else 0.0
 
@@ -74,7 +74,7 @@ def takes_statistics(call: Call | OpCall) -> bool:
 
 
 def with_statistics(calls: list[Call]) -> Iterator[tuple[Call, SampleStatistics]]:
-    """The calls that make statistics over samples, taken apart or not, with what is known of these."""
+    """The calls that make statistics over samples, decomposed or not, with what is known of these."""
     for call in calls:
         found = _MADE_BY.get(call.op) or (
             sample_statistics(call) if takes_statistics(call) else None

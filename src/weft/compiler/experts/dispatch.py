@@ -12,7 +12,7 @@ Before: `y = expert_mm(f(expert_mm(x, w, ids)), v, ids)`, rows [s, …]. After: 
 the token, and the sum of what its experts make is what comes back: `weft.combine` adds it up.
 
 Calls on rows alone between the products run on buffers; before them also calls of which one operand alone is wide,
-which is sent in place of their result; behind them those up to where less crosses: a token's sum, or one number for
+which is sent in place of their result; after them those up to where less crosses: a token's sum, or one number for
 each row.
 """
 
@@ -53,7 +53,7 @@ class _DispatchWriter:
 
     Attributes:
         inside: the ids of calls that run on rows in the buffers.
-        blocks: what stands for values there.
+        blocks: the values in blocks that replace them.
         buffers: what is in them, and the calls around them.
         routed: true if the places of rows were found.
     """
@@ -219,7 +219,7 @@ def calls_in_buffers(graph: LogicalGraph, mixture: Mixture) -> frozenset[int]:
 @final
 @dataclass(slots=True)
 class _Found:
-    """The calls, by id, that run on rows in buffers: at first the products; `calls` are all behind the experts."""
+    """The calls, by id, that run on rows in buffers: at first the products; `calls` are all after the experts."""
 
     graph: LogicalGraph
     rows: int
@@ -346,7 +346,7 @@ def has_rows(graph: LogicalGraph, node: Call, name: str, rows: int) -> bool:
 def in_blocks(node: Call, shape: tuple[int, int], moved: Callable[[str], Ref]) -> Call:
     """The call on rows in blocks of `shape`; `moved` gives what stands for an operand there.
 
-    Dimensions that count from the back stay, as those behind the rows do.
+    Dimensions that count from the back stay, as those after the rows do.
     """
 
     def arg(value: Arg) -> Arg:

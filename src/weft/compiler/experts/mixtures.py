@@ -26,7 +26,7 @@ ALIKE = frozenset(
         *("zeros_like.default", "ones_like.default", "full_like.default", "empty_like.default"),
     )
 )
-# Ops behind a parameter that leave its experts in the first dimension.
+# Ops after a parameter that leave its experts in the first dimension.
 _BEHIND = ("aten.transpose.int", "aten._to_copy.default", "aten.clone.default", "weft.hint")
 
 
@@ -158,7 +158,7 @@ def _mixture(
 
 
 def _split_axes(graph: LogicalGraph, name: str, hints: Hints) -> tuple[int, ...]:
-    """The axes along which the parameter behind a table of experts is split by experts."""
+    """The axes along which the parameter after a table of experts is split by experts."""
     maker = graph.producers[name]
     while isinstance(maker, Call) and maker.op in _BEHIND:
         dims = maker.args[1:] if maker.op == "aten.transpose.int" else ()

@@ -105,7 +105,7 @@ def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
 @final
 @dataclass(slots=True)
 class _Proof:
-    """The values that change when a sort goes, which only move their rows: `value[i] = old[permutation[i]]`.
+    """The values that change when a sort is removed; only their rows move: `value[i] = old[permutation[i]]`.
 
     An op that does not care in which order rows stand moves the rows of its results as those of its operands. Rows that
     are read at `places`, or written where they came from, stand as before.

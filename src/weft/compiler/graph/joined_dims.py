@@ -59,11 +59,11 @@ def joined_dim(graph: LogicalGraph, name: str, dim: int) -> JoinedDim | None:
 
 @dataclass
 class _DimWalk:
-    """Goes along the graph in both directions.
+    """Follows a dimension through the graph in both directions.
 
     Attributes:
         dims: what was reached, with the number of the dimension there.
-        todo: what of it was not looked at yet.
+        todo: values still to visit.
         ends, pieces: as of `JoinedDim`.
     """
 
@@ -136,7 +136,7 @@ class _DimWalk:
         return bool(pieces) and max(end for _, end in pieces) <= self.size
 
     def _parted(self, node: Call, call: OpCall, dim: int, joins: bool) -> tuple[Piece, ...]:
-        """The pieces where a view has the parts one behind the other, and they are taken one by one."""
+        """The pieces where a view has the parts one after the other, and they are taken one by one."""
         parts = parted(call, dim, joins)
         if parts is None:
             return ()
@@ -153,7 +153,7 @@ class _DimWalk:
 @final
 @dataclass
 class _PartsWalk(_DimWalk):
-    """Goes along a dimension of parts, up to where they are taken, or made, one by one.
+    """Follows a dimension of parts to where the parts are used, or made, one by one.
 
     Attributes:
         view: which makes the dimension, or merges it.
@@ -225,7 +225,7 @@ def parted(call: OpCall, dim: int, joins: bool) -> int | None:
     """The dimension of the parts where a view cuts `dim` of its operand, or joins that of its result.
 
     A view of [..., 3·n, ...] as [..., 3, n, ...], in which sizes may be merged or cut further, has the
-    parts one behind the other in the dimension of size 3.
+    parts one after the other in the dimension of size 3.
     """
     result = call.results[0]
     if call.op not in VIEWS or result is None:

@@ -67,7 +67,7 @@ class _Sums:
     written: dict[str, list[Node]] = field(default_factory=dict)
 
     def add(self, call: Call) -> None:
-        """Add up one more sum; one that is no term of another is written, if a term of it has both kinds."""
+        """Add up one more sum; one that is not a term of another is written, if a term of it has both kinds."""
         name, terms = _name(call), [arg.name for arg in call.args if isinstance(arg, Ref)]
         (others, products), calls = self._both(call, terms)
         mixed = [term for term in terms if term in self.calls]

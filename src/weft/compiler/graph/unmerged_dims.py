@@ -52,13 +52,13 @@ def keep_unmerged(graph: LogicalGraph, _: Context) -> LogicalGraph:
 @final
 @dataclass
 class _UnmergedWriter:
-    """Writes each call as it was, and before it the same apart; what nobody needs goes later.
+    """Writes each call unchanged, and before it the same with unmerged dimensions; unused calls are removed later.
 
     Attributes:
-        values: what is written, and what is there apart.
-        lifted: what is made both merged and apart by calls.
+        values: of the new graph, merged and unmerged.
+        lifted: values that calls make both merged and unmerged.
         equal: what parts something merged, and is just what is there apart.
-        changed: true if anything is read apart that was merged before.
+        changed: true if a reader now uses unmerged dimensions.
     """
 
     graph: LogicalGraph
@@ -159,11 +159,11 @@ def _made(node: Node) -> Value | None:
 @final
 @dataclass
 class UnmergedValues:
-    """Finds values apart, and writes calls that make them so.
+    """Finds unmerged values, and writes calls that make them.
 
     Attributes:
         nodes: what is written so far.
-        known: of what is there apart, that value, and what is merged.
+        known: for each unmerged value, the merged dimensions.
     """
 
     graph: LogicalGraph

@@ -65,9 +65,9 @@ def settle(
     choice: LayoutChoice,
     free: Mapping[int, Collection[int]],
 ) -> LayoutChoice:
-    """Choose some variables again while the others keep what they have.
+    """Choose some variables again while the others keep their signatures.
 
-    Cost and bound stay those of `choice`: what is stored otherwise is no part of them.
+    Cost and bound stay those of `choice`: they do not include the storage.
 
     Args:
         free: for an axis, the variables that are chosen again along it.
@@ -106,7 +106,7 @@ def solve(
 ) -> LayoutChoice:
     """Choose all signatures along some axes again, or only those of some variables.
 
-    Boxing between others is no choice then, and not counted.
+    Boxing between other variables is fixed then, and not counted.
     """
     chosen = choice.signatures
     options = options_of(problem, known, axes, chosen, free)
@@ -138,8 +138,8 @@ def options_of(
 ) -> list[SignatureOptions]:
     """The options of all variables along some axes, while the others keep the chosen signatures.
 
-    The signatures of a Share follow from what the Share connects: what its value may be made in or wanted in. A
-    Partial that only a reader wants is left out: it comes from Broadcast at no cost, and the other readers want that.
+    The signatures of a Share are the layouts in which its value may be made or
+    read. A Partial that only a reader uses is left out: it comes from Broadcast at no cost.
 
     Raises:
         RuleError: when an op has no rule.
@@ -198,7 +198,7 @@ def costs_of(
 def joined(
     unary: list[Table], edges: Sequence[tuple[ReadEdge, ReadCosts]]
 ) -> tuple[list[Table], dict[tuple[int, int], Table], float]:
-    """The tables of variables and of pairs, and what is charged for what is forbidden: more than all else together.
+    """The tables of variables and of pairs, and the charge for forbidden choices: more than everything else together.
 
     Equal edges share a table.
     """

@@ -129,7 +129,7 @@ def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str
 
 
 def is_ours(node: Call) -> bool:
-    """True if a call is no hint of the user's, by which the strategy's intent ends."""
+    """True if a call is not a hint of the user's, by which the strategy's intent ends."""
     return node.hint is None or node.hint.stored is not None
 
 
@@ -173,7 +173,7 @@ def measures(node: Node) -> bool:
 
 
 def as_whole(graph: LogicalGraph, hints: Hints) -> tuple[LogicalGraph, Hints]:
-    """The graph and its hints as they are where no parameter is stored in shards.
+    """The graph and its hints as if no parameter were sharded.
 
     Takes of a shard become takes of the whole, and what makes gradients shards leaves their layout
     free.
@@ -204,7 +204,7 @@ class Storage:
 
 
 def storage(graph: LogicalGraph, stored: Mapping[str, int], axis: int) -> Storage:
-    """The values that may be laid out otherwise along `axis` than where parameters are whole.
+    """The values that may be laid out differently along `axis` than where parameters are whole.
 
     Args:
         stored: the axis of the shards, for the key of each parameter that is stored in some.

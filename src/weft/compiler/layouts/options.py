@@ -129,8 +129,8 @@ class LayoutChoice:
         cost: of all work and boxing, in bytes, with the charges along the axis solved last.
         bound: the least that any choices along the axis solved last could cost, with the others as
             they are.
-        exact: true if the cost is proven least, along each axis with the others as they are.
-        broken: how often something that is forbidden could not be avoided, along the axis solved
+        exact: true if the cost is proven least, along each axis with the others fixed.
+        broken: how often a forbidden choice could not be avoided, along the axis solved
             last; neither `cost` nor `bound` count it.
     """
 
@@ -158,7 +158,7 @@ class ReadCosts:
 @final
 @dataclass
 class Known:
-    """The memory of deductions on grids of one shape: nothing in it depends on the problem.
+    """A cache of deductions on grids of one shape, independent of the problem.
 
     Options by op call and free axes, tables by tensor and options, solutions by the form of a problem.
     Stages on equal grids share it, so that equal ones are solved once.

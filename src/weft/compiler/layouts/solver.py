@@ -68,14 +68,14 @@ def minimize(
     Variables are eliminated in the order of the smallest table that each would build. If even
     the smallest would exceed `limit` entries, its tables are taken in several groups, each
     minimised for itself (mini-buckets, Dechter and Rish 2003): what comes out is a lower bound, and
-    choices that are good but not proven. They are then improved by single changes, as `starts` are,
-    and the cheapest of all counts.
+    choices that are good but not proven. These and `starts` are then improved by single
+    changes, and the cheapest is returned.
 
     Args:
         unary: for each variable, the cost of each of its choices (at least one).
         pairwise: for two different variables (i, j), the costs of their choices, of shape
             (choices of i, choices of j). (i, j) and (j, i) may both be there and add up.
-        starts: solutions that are known; the result is never worse.
+        starts: known solutions; the result is never worse.
 
     Returns:
         The solution; among equals always the same one.
@@ -98,9 +98,9 @@ def minimize(
 @final
 @dataclass
 class _MadeTables:
-    """Tables that were made of others, by the identity of these.
+    """A cache of derived tables, keyed by the identity of their source tables.
 
-    Layers of a model share their tables, so what is made of those of one layer serves all.
+    Layers of a model share their tables, so the tables derived for one layer serve all.
     """
 
     tables: dict[tuple[object, ...], Any] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class _Elimination:
         factors: live tables by number; every variable in them is still open.
         factors_of: numbers of the live tables that mention each variable.
         neighbours: open variables that share a table with each open variable.
-        bound: what was taken out of tables so far: they hold differences, so that small ones are
+        bound: the sum of the constants subtracted from tables, so that small differences are
             not lost beside large sums.
     """
 

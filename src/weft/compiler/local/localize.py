@@ -73,7 +73,7 @@ def localize_all(
 def _nodes_for(view: _View) -> Iterator[tuple[Node, Phase]]:
     """The nodes that the program of a rank depends on, each with its phase, the last first.
 
-    Work of other ranks matters only where boxing brings its result here: the names tell of it.
+    Work of other ranks matters only if boxing sends its result here.
     """
     shared, boxed = view.shared, set[str]()
     every = zip(view.graph.nodes, shared.phases, shared.places, strict=True)
@@ -197,7 +197,7 @@ class _View:
                 )
 
     def _call(self, node: Call, phase: Phase) -> Iterator[LocalNode]:
-        """The exchanges of border rows that no earlier call needed, and the call behind them."""
+        """The exchanges of border rows that no earlier call needed, and the call after them."""
         needed, names = halos(self.graph, node), []
         for name, halo in needed.items():
             known = self.fetched.setdefault(name, {})

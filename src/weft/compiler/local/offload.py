@@ -32,7 +32,7 @@ SMALLEST = 1024
 
 
 def offload(program: LocalProgram, context: Context) -> LocalProgram:
-    """Let values of the modules that `Options.offload` names wait in host memory for the backward.
+    """Keep activations of the modules that `Options.offload` names in host memory until the backward.
 
     Values of less than 1 KiB stay, and so do those that share memory with variables, with the
     batch, or with what the step returns; and what is made once a step and read for each micro-batch.

@@ -94,7 +94,7 @@ class _PartsCutter:
     Attributes:
         cut: the values of which there are parts, and along which dimension.
         whole: those of them that there are as a whole too.
-        order: what is done, in the turns of the parts.
+        order: the nodes in the turns of the parts.
         origins: of parts and of sums on the way, the values of the program.
         signatures: of the calls so far, by call and how its operands are cut.
     """
@@ -245,8 +245,8 @@ class Turns:
 
     Attributes:
         turns: for each part, what runs in its turn before the next exchange.
-        late: what waits for the turns of all parts.
-        late_values: what it makes.
+        late: nodes that wait for the turns of all parts.
+        late_values: their results.
         updates: written last, when all parts have read the variables.
     """
 
@@ -261,7 +261,7 @@ class Turns:
         self.turns = [[] for _ in range(self.parts)]
 
     def add_whole(self, node: LocalNode) -> None:
-        """Add a node that runs once: now, or behind what it waits for."""
+        """Add a node that runs once: now, or after what it waits for."""
         if isinstance(node, LocalUpdate):
             self.updates.append(node)
         elif node.reads & self.late_values:
@@ -358,7 +358,7 @@ NONE = Seconds(0.0)
 class BatchCut:
     """Into how many parts the batch is cut, and the estimated seconds of a step in one part and in these.
 
-    `weighed` says whether that was estimated, and is not because the batch may not be cut.
+    `weighed` is true if this was estimated; false if the batch may not be cut.
     """
 
     parts: int = 1

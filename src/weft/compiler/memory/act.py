@@ -200,10 +200,10 @@ class _Segment:
         bases: for each view, the value whose memory it shares.
         shared: the same, and for what may be a view.
         lasting: what stays until the end: results, and what updates read.
-        kept: what was there before; it does not count.
+        kept: values that existed before; they do not count.
         sizes: bytes of the memory of what calls make.
         besides: bytes that calls take beside it while they run, by their places.
-        updating: bytes that the updates behind the calls take.
+        updating: bytes that the updates after the calls take.
     """
 
     calls: Sequence[LocalCall]
@@ -218,7 +218,7 @@ class _Segment:
 
     @cached_property
     def last(self) -> dict[str, int]:
-        """For every value that is no view, the place of the last call that may use its memory."""
+        """For every value that is not a view, the place of the last call that may use its memory."""
         return {
             base: place
             for place, call in enumerate(self.calls)
@@ -400,7 +400,7 @@ class ActMemory:
         bases: for each register that it fills: a name in `fresh`, or what it reads and looks at.
         kept: those in `fresh` that are there from its first act of a step: what adds up over
             micro-batches.
-        under: of those in `fresh` that may be copies or views, what they would look at: it stays as long as they do.
+        under: for those in `fresh` that may be copies or views, the possible base, which lives as long as they do.
     """
 
     extra: Extra = lambda taken: Counter()

@@ -90,8 +90,8 @@ class FilledRegister(NamedTuple):
 
     Attributes:
         rate: its versions in a step.
-        on: what it is on.
-        under: what it may look at besides; None if it does not.
+        on: its storage.
+        under: another storage that it may be a view of; None if there is none.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The values of a rank that may be laid out otherwise in memory than in the order of their elements.
+"""The values of a rank that may be laid out differently in memory than in the order of their elements.
 
 Sending such a value needs a copy first. Views are out of order where they turn dimensions around, repeat them,
 or leave parts of inner ones out; most kernels turn dimensions of results as those of their operands. Which those are,

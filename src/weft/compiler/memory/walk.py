@@ -41,7 +41,7 @@ class Held:
 @final
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The moment when a rank holds most.
+    """The moment when a rank holds the most memory.
 
     Attributes:
         memory: bytes by kind.
@@ -82,7 +82,7 @@ def levels(plan: RankPlan, order: Iterable[Moment]) -> Iterator[Bytes]:
 @final
 @dataclass(slots=True, eq=False)
 class VersionStorage:
-    """Memory that versions of registers are on; compared by identity.
+    """The memory of versions of registers; compared by identity.
 
     Attributes:
         register: that it was made for.
@@ -129,7 +129,7 @@ class _Most(NamedTuple):
 @final
 @dataclass
 class MemoryWalk:
-    """The memory of a rank, moment after moment: held now, and that held when it was most.
+    """The memory of a rank, moment after moment: held now, and at the peak.
 
     Attributes:
         storages: those that some version is on.

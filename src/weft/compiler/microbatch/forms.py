@@ -21,7 +21,7 @@ from weft.ops import OpCall, Signature, TensorSpec, localize, signatures
 @final
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Every micro-batch has a value of its own of the whole shape, such as the mean in its BatchNorm.
+    """Every micro-batch has its own value of the whole shape, such as the mean of a BatchNorm.
 
     Rules see it as Broadcast.
     """
@@ -137,11 +137,11 @@ def reshaped(
 
 
 def cheapest(candidates: Iterable[Way], sources: Sequence[Source], batch: int) -> Way:
-    """The way that fits the operands best as they are; the first among equals.
+    """The signature along micro-batches that fits the operands best; the first among equals.
 
     Args:
-        batch: size of the whole batch: values made from nothing that have it as their first
-            dimension are made in pieces when they can be.
+        batch: size of the whole batch: values without inputs that have it as their
+            first dimension are made in pieces if possible.
     """
 
     def cost(way: Way) -> float:
@@ -188,7 +188,7 @@ def of_parts(node: Call, signature: Signature, parts: int) -> OpCall:
     first = every[0]
     if any((one.op, one.results) != (first.op, first.results) for one in every):
         raise InternalError(
-            f"{node.op} at {node.location}: its micro-batches are no calls of one op with results "
+            f"{node.op} at {node.location}: its micro-batches are not calls of one op with results "
             "of one shape"
         )
     args = joined(tuple(one.args for one in every))

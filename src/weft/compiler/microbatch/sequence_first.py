@@ -6,7 +6,7 @@ and a rank has several sequences, rows are put in another order: time first, wit
 of sequences as the ranks along which the batch is split. Split along time they are blocks of rows.
 
 Before: a graph as captured, and the user's hints for the batch. After: an equal graph, in which the
-flattening is a view behind a transposition, and its inverse a transposition behind a view. The ops in
+flattening is a view after a transposition, and its inverse a transposition after a view. The ops in
 between are those that do not care which row is where, which their rules tell: they may be split
 along the rows, and localizing them needs no offset. For any other op the rows are put back.
 """
@@ -51,7 +51,7 @@ class _SequenceFirstWriter:
         plain: values that are there as they were.
         rows: for a value that is there with its rows by time, the dimension of the rows.
         merged: for a source and a shape, the first value that is the source flattened to it.
-        same: for a value that flattens what another one did, that one.
+        same: for a value that flattens the same source as another value, that value.
     """
 
     graph: LogicalGraph

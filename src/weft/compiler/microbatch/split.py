@@ -60,7 +60,7 @@ def split_time(graph: LogicalGraph, context: Context) -> LogicalGraph:
 
     Raises:
         StrategyError: naming the leaf that cannot be cut into equal parts, the BatchNorm whose
-            micro-batches are too small, or what differentiates the gradient of one again.
+            micro-batches are too small, or the op that differentiates a BatchNorm's gradient.
         RuleError: when an op has no rule.
     """
     micro_batches = context.options.micro_batches
@@ -179,7 +179,7 @@ def _add(values: Values, call: Call, forms: list[Form]) -> None:
 
 
 def check_saved(values: Values, node: Call) -> None:
-    """Refuse what reads statistics of each micro-batch beside their backward: a gradient of that backward.
+    """Refuse ops beside the backward that read per-micro-batch statistics, such as a double backward.
 
     Its sums over samples would be taken over all micro-batches, which do not share the statistics.
     A cast is none: kernels save in other dtypes than shapes say.
@@ -197,7 +197,7 @@ def check_saved(values: Values, node: Call) -> None:
 def in_order(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
     """The graph of a step in micro-batches, with its nodes in order, without calls whose results nobody reads.
 
-    A call that makes one value of all micro-batches is right behind its operands, so that no
+    A call that makes one value of all micro-batches is right after its operands, so that no
     micro-batch's value waits. Calls that run once a step are in the loop when the loop reads what
     they make of the loop's results.
     """
@@ -225,7 +225,7 @@ def _needed(calls: Sequence[Call], readers: Iterable[Node]) -> set[int]:
 
 
 def _joins_early(calls: Sequence[Call]) -> list[Call]:
-    """The calls, with those that make one value of all micro-batches right behind what they read."""
+    """The calls, with those that make one value of all micro-batches right after what they read."""
     joins: dict[str, list[Call]] = {}
     for call in calls:
         if call.op in OVER_STEP:

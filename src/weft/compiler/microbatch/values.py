@@ -26,7 +26,7 @@ SELECT = "aten.select.int"
 @final
 @dataclass(slots=True)
 class Values:
-    """The values that have been made so far; `read` makes those that are missing.
+    """The values made so far; `read` makes missing values.
 
     Attributes:
         forms: how each value of `graph` is made; one made from nothing has no entry.

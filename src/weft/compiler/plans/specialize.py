@@ -38,7 +38,7 @@ SUMMED_PRODUCT = "weft.accumulate_mm"
 _FLOATS = frozenset(("float32", "float64"))
 # Products with fewer elements are never worth a look at how their operands are laid out.
 _WIDE = 2**14
-# Elements from which on the fused forward of BatchNorm is worth being taken apart.
+# Elements from which on the fused forward of BatchNorm is worth being decomposed.
 _LARGE = 2**18
 
 

@@ -76,7 +76,7 @@ class _Joiner:
         loop: values of which there is one for each micro-batch.
         staged: true if only what is of one phase is joined.
         parameters: values that are made of parameters alone.
-        once, again: for each communicator, the bytes that are reduced once a step behind a loop, and in an act of one.
+        once, again: for each communicator, the bytes that are reduced once a step after a loop, and in an act of one.
         urgent: values that are reduced alone and at once.
         sums: communicated values that are added up over the micro-batches, and what comes of them.
         open: of each kind, the collectives that wait to be joined.

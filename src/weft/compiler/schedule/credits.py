@@ -44,7 +44,7 @@ def fewest_slots(graph: ActorGraph) -> dict[Slot, int]:
 
 
 def preset_slots(graph: ActorGraph, preset: Preset) -> dict[Slot, int]:
-    """The copies that a named schedule gives.
+    """The register copies of a named schedule.
 
     Raises:
         StrategyError: a stage must hold more micro-batches than it was given: all, before the first continues.
@@ -83,7 +83,7 @@ def _of_link(graph: ActorGraph, link: Link, preset: Preset) -> int:
 
 
 def enough_slots(graph: ActorGraph, room: Mapping[int, Bytes] | None = None) -> dict[Slot, int]:
-    """The fewest copies with which the loop turns as fast as its busiest queue allows.
+    """The fewest copies with which the loop is as fast as its busiest queue allows.
 
     From the fewest that are live, registers on the slowest cycle get copies until the cycle ratio
     (`weft.actors.deadlock`) reaches the load of the busiest queue: on each cycle the registers that

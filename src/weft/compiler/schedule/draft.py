@@ -67,11 +67,11 @@ Schedule: TypeAlias = tuple[ScheduleItem, ...]
 @final
 @dataclass(frozen=True)
 class PlanDraft:
-    """The plan of one rank as far as it is made.
+    """The plan of one rank under construction.
 
     Attributes:
         communicators: of all ranks.
-        rule: the schedule that says which phase goes first; None for the order of the graph.
+        rule: the schedule that orders phases; None for the order of the graph.
         schedule: the nodes of the program in order, small collectives in buckets.
         actors: what runs the nodes, numbered in order.
         controls: registers that only make actors wait.

@@ -112,7 +112,7 @@ PRESETS: Mapping[Schedule, NamedSchedule] = {
 
 
 def turning_stage(context: Context) -> int | None:
-    """The stage in which the backward of a micro-batch follows its forward soon: the last; None without one.
+    """The stage in which the backward of a micro-batch soon follows its forward: the last; None if there is none.
 
     GPipe makes all forwards first. If ranks take turns, gathering once for both held up to 13 % less memory than
     gathering twice, and took as long (GPT of 12 layers, ZeRO 3, 4 stages on 2 groups of 4 H100, 2 to 16
@@ -188,7 +188,7 @@ def with_priorities(actors: Sequence[Actor], preset: Preset) -> tuple[Actor, ...
 
 
 def _begun(actors: Sequence[Actor]) -> frozenset[int]:
-    """The actors of a forward that go on with what others of it made of the values that it waits for.
+    """The actors of a forward that continue with what others of it made of the values that it waits for.
 
     These are what the stage before sends, and in the first stage the batch.
     """

@@ -92,7 +92,7 @@ def _controls(ring: Sequence[ParameterGather], micro_batches: int) -> Iterator[R
 
 
 def order_gathers(draft: PlanDraft, context: Context) -> PlanDraft:
-    """The draft with its actors renumbered, each gather right behind what lets it begin.
+    """The draft with renumbered actors, each gather right after the actor that lets it begin.
 
     In the new order, too, everything comes before what waits for it; a control register of which that does not hold is
     left out. For plans in the order of the graph; others find the orders of communicators by a simulation.
@@ -125,7 +125,7 @@ def order_gathers(draft: PlanDraft, context: Context) -> PlanDraft:
 
 
 def _places(draft: PlanDraft, rules: ZeroRules) -> dict[int, float]:
-    """For each gather, behind which actor it stands; gathers of a ring keep their order.
+    """For each gather, the actor that it comes after; gathers of a ring keep their order.
 
     This point is before its first reader: its operands are there by then, as are those of earlier gathers in its
     ring, whose readers come first.

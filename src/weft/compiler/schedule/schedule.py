@@ -101,10 +101,10 @@ def plan_ranks(
 @final
 @dataclass(frozen=True)
 class PlansCandidate:
-    """Plans with copies, before the order of communicators is fixed.
+    """Plans with register copies, before the order of communicators is fixed.
 
     Attributes:
-        graph: the plans as they were before.
+        graph: the plans before that.
         split: true if weights' gradients are split from the backward.
         plans, simulation: with copies.
     """
@@ -230,7 +230,7 @@ class Scheduled:
 
     @cached_property
     def simulation(self) -> SimulatedStep | None:
-        """A step in the orders of the plans, of the first of each class, when it is first asked for.
+        """A step in the orders of the plans, of the first of each class, on first use.
 
         None if nothing had to be decided.
 

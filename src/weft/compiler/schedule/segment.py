@@ -108,7 +108,7 @@ class _RunCutter:
         outside: values that are there without waiting: inputs, and everything that earlier runs
             made.
         step_parts: which part of the step an item belongs to; a run keeps to one.
-        apart: communicated values that are only added up over the micro-batches, and all that comes of them.
+        apart: communicated values that are only summed over micro-batches, and all values computed from them.
         sums: calls that make values of `apart`, to be added later, each with the number of reductions before it.
         reductions: the number of buckets so far that bring values of `apart`.
         waited: communicated values that `run` waits for before it starts; all of a bucket come
@@ -278,7 +278,7 @@ class StepParts:
 
 
 def gather(program: LocalProgram, schedule: Schedule, parts: StepParts) -> Schedule:
-    """The items in an order in which as many of one part as possible stand together.
+    """The items in an order that keeps items of one part together where possible.
 
     Communications come as soon as they may, in their old order on each communicator, so that all
     ranks agree on it; weight gradients come last. In a single stage the loop is cut where a
@@ -362,7 +362,7 @@ def _waits(program: LocalProgram, items: list[ScheduleItem]) -> list[set[int]]:
     """For each item, those that must come before it: makers, readers of what it overwrites, earlier communications.
 
     Another rank may send the result of a transfer back in any later communication, so later communications stay
-    behind it.
+    after it.
     """
     bases = variable_views(program)
     makers = {value.name: number for number, item in enumerate(items) for value in item.makes}

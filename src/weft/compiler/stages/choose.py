@@ -154,7 +154,7 @@ def forward_calls(graph: LogicalGraph) -> dict[str, Call]:
 
 
 def first_result(node: Node) -> str:
-    """The name of a call's first result; empty for what is no call."""
+    """The name of a call's first result; empty for what is not a call."""
     return node.makes[0].name if isinstance(node, Call) and node.makes else ""
 
 

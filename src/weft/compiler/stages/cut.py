@@ -73,7 +73,7 @@ def cut_stages(graph: LogicalGraph, stages: Stages) -> tuple[StageGraph, ...]:
 
 
 def copy_sources(graph: LogicalGraph) -> LogicalGraph:
-    """The graph with what costs next to nothing made in every stage that reads it.
+    """The graph with almost free values computed in every stage that reads them.
 
     These are constants such as positions, and one micro-batch's part of an entry of the batch.
     """
@@ -222,7 +222,7 @@ class LaidOut:
     graph: LogicalGraph
 
     def standing(self, name: str) -> list[Value]:
-        """A value in the layouts in which it is in this stage: as it is made, then boxed.
+        """A value in its layouts within this stage: as made, then boxed.
 
         An input counts only as it comes: it is boxed late, before its first reader.
         """

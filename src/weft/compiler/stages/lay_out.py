@@ -35,10 +35,10 @@ NEAR = 2
 @final
 @dataclass(frozen=True)
 class Deduced:
-    """The layouts of a stage, and what they were deduced of.
+    """The layouts of a stage, and the input of its deduction.
 
     Attributes:
-        taken: whether they were cheapest for a batch of another shape, of which `assignment` says cost and bound.
+        taken: true if they were cheapest for a batch of another shape, whose cost and bound `assignment` has.
     """
 
     stage: int

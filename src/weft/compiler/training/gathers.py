@@ -9,7 +9,7 @@ there:
     %w.hint0 = weft.hint(%w.take0) hint(B)
     %w.t0    = aten.t(%w.hint0)                a view of the whole
 
-Casts run once a step, at its start: made where they are read, behind the work before it, they would
+Casts run once a step, at its start: made where they are read, after the work before it, they would
 hold their gather back until that is done, and there would be one for each group and micro-batch.
 """
 

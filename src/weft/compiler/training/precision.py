@@ -20,7 +20,7 @@ float32:
     %g.back = aten._to_copy(%g.box, bfloat16)  others what it is when rounded
 
 and where a wider gradient is to be sent as bf16, `weft.cast_parts` before the boxing, and a conversion
-back behind it. So layouts do not depend on it, and the bytes of every boxing follow from its dtype.
+back after it. So layouts do not depend on it, and the bytes of every boxing follow from its dtype.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def updates_write_variables(graph: LogicalGraph) -> Iterator[Finding]:
     for node in graph.of_kind(Update):
         for ref in (node.target, *node.states):
             if ref.name not in variables:
-                yield node, f"%{ref.name} is no variable"
+                yield node, f"%{ref.name} is not a variable"
             if ref.name in written:
                 yield node, f"%{ref.name} is updated twice"
             written.add(ref.name)
@@ -130,7 +130,7 @@ def shares_fit(graph: LogicalGraph) -> Iterator[Finding]:
         if shares is None:
             continue
         if node.role not in VARIABLE_ROLES:
-            yield node, "it is no variable, but stored in shares"
+            yield node, "it is not a variable, but stored in shares"
         if shape[shares.dim : shares.dim + 1] != (shares.size,):
             yield node, f"{shares} do not fit the shape {list(shape)}"
 
@@ -159,10 +159,10 @@ def varying_arguments_complete(graph: LogicalGraph) -> Iterator[Finding]:
 
 
 def inputs_come_as_said(graph: LogicalGraph) -> Iterator[Finding]:
-    """A leaf that is cut has the micro-batches first; what other stages send for each is no variable."""
+    """A leaf that is cut has the micro-batches first; what other stages send for each is not a variable."""
     for node in graph.of_kind(Input):
         if node.cut and (node.role, *node.value.shape[:1]) != ("batch", graph.micro_batches):
-            yield node, f"it is no leaf of the batch in {graph.micro_batches} micro-batches"
+            yield node, f"it is not a leaf of the batch in {graph.micro_batches} micro-batches"
         if node.sent == "each" and node.role in VARIABLE_ROLES:
             yield node, "a variable comes once a step"
 

@@ -96,7 +96,7 @@ def local_updates_write_variables(program: LocalProgram) -> Iterator[LocalFindin
             continue
         names = {node.target, *node.states}
         if not names <= variables:
-            yield local_text(node), f"{_names(names - variables)} is no variable"
+            yield local_text(node), f"{_names(names - variables)} is not a variable"
         if names & written:
             yield local_text(node), f"{_names(names & written)} is updated twice"
         written |= names
@@ -128,7 +128,7 @@ def loop_complete(program: LocalProgram) -> Iterator[LocalFinding]:
 
 
 def forms_are_made(program: LocalProgram) -> Iterator[LocalFinding]:
-    """A value that is a form of another has one that is there, and is no form of itself."""
+    """A value that is a form of another has one that is there, and is not a form of itself."""
     for name in program.origins:
         seen, origin = {name}, program.origins[name]
         while origin in program.origins and origin not in seen:

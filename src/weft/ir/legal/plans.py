@@ -79,7 +79,7 @@ def control_registers_empty(plan: RankPlan) -> Iterator[str]:
             yield f"actor {actor.id} uses the control register {name} as a tensor"
         named = (*actor.waits, *actor.signals) if isinstance(actor, Communicate) else ()
         for name in sorted(set(named) - control.keys()):
-            yield f"actor {actor.id} waits for or signals {name}, which is no control register"
+            yield f"actor {actor.id} waits for or signals {name}, which is not a control register"
 
 
 def orders_complete(plan: RankPlan) -> Iterator[str]:
@@ -190,7 +190,7 @@ def verify_communicators(plan: RankPlan, communicators: tuple[Communicator, ...]
             if group is None or plan.rank not in group.ranks or actor.queue != group.queue:
                 raise InternalError(
                     f"actor {actor.id} of rank {plan.rank} uses communicator {node.communicator} "
-                    f"on queue {actor.queue}, but is no member of it"
+                    f"on queue {actor.queue}, but is not a member of it"
                 )
             if not _pieces_add_up(node, group.ranks.index(plan.rank), len(group.ranks)):
                 raise InternalError(

@@ -31,7 +31,7 @@ def numbered(rank: int) -> Dims:
 
 
 def shape_of(spec: TensorSpec | None) -> tuple[int, ...]:
-    """The shape; that of a scalar for a result that is no tensor."""
+    """The shape; that of a scalar for a result that is not a tensor."""
     return spec.shape if spec else ()
 
 

@@ -236,7 +236,7 @@ rule(
 )
 
 
-# BatchNorm: fused where the batch is whole, and the parts that it is taken apart into where it is split.
+# BatchNorm: fused where the batch is whole, and the parts that it is decomposed into where it is split.
 #
 # The parts (`weft.compiler.decompositions.batch_norm`): `weft.batch_moments(x)` are sums for each channel, which
 # ranks add up; `weft.batch_statistics` makes mean, variance and running statistics of them;

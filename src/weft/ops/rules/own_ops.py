@@ -166,7 +166,7 @@ def _first_alone(call: OpCall) -> Factors:
     return Factors((names, (WHOLE,) * len(slot_specs(call)[1].shape)), (names,))
 
 
-# The sum of the squares of all elements; whether an element is no finite number, 0.0 or 1.0. They
+# The sum of the squares of all elements; whether an element is not a finite number, 0.0 or 1.0. They
 # count as no work, so that they look at a gradient where it is: cutting it would save little and
 # cost a collective.
 rule("weft.square_sum", "...+ -> ", flops=no_work, traffic=no_work)

@@ -224,7 +224,7 @@ class Checkpoints:
                 for each in self.folder.glob(f".{_PREFIX}*{suffix}"):
                     shutil.rmtree(each, ignore_errors=True)
             _make_room(place)
-        # A run that went on from an earlier one may come here again, as after damage.
+        # A run that continued from an earlier one may come here again, as after damage.
         program.save(place, {**(extra or {}), **scored}, self.wait, True)
         if program.is_first:
             self._take_away(program.steps)
@@ -245,7 +245,7 @@ class Checkpoints:
     def load_newest(
         self, program: ProgramSaving, extra: Mapping[str, Any] | None = None
     ) -> dict[str, Any] | None:
-        """Let a program go on from the newest checkpoint that is whole. Every process must call it.
+        """Let a program continue from the newest checkpoint that is whole. Every process must call it.
 
         One that is damaged, or was never whole, is named in a warning, and the one before is taken.
 
@@ -266,7 +266,7 @@ class Checkpoints:
             if (place / NAME).exists() or any(place.glob(f"*{SUFFIX}")):
                 names.append(place.name)
             else:
-                text = "%s is no checkpoint, as it has no %s; trying the checkpoint before"
+                text = "%s is not a checkpoint, as it has no %s; trying the checkpoint before"
                 _log.warning(text, place, NAME)
         if program.exchange is not None:
             names = json.loads(program.exchange(json.dumps(names))[0])
@@ -299,7 +299,7 @@ class Checkpoints:
                 _log.warning("%s was being replaced, and cannot be restored: %s", each, error)
 
     def _take_away(self, step: int) -> None:
-        """Take away old ones, counted back from a step: those of later ones are of a run that went on otherwise."""
+        """Take away old ones, counted back from a step: those of later ones are of a run that continued otherwise."""
         found = [(int(each.name.removeprefix(_PREFIX)), each) for each in self.all()]
         every = [each for number, each in found if number <= step]
         scores: dict[Path, float] = {}

@@ -243,7 +243,7 @@ _OF_METADATA, _OF_FILES = (
 def _layout(name: str) -> torch.layout:
     found = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(found, torch.layout):
-        raise ValueError(f"{name!r} is no layout")
+        raise ValueError(f"{name!r} is not a layout")
     return found
 
 
@@ -332,7 +332,7 @@ def _read(folder: Path) -> of_torch.Metadata:
             raise ValueError(f"it is a {type(found).__name__}")
         for info in (found.storage_data or {}).values():
             if Path(info.relative_path).name != info.relative_path:
-                raise ValueError(f"{info.relative_path!r} is no name of a file")
+                raise ValueError(f"{info.relative_path!r} is not a name of a file")
     except Exception as error:  # of many kinds, for what a pickle may hold
         raise DamagedCheckpoint(
             f"{path} is damaged, or no metadata of torch.distributed.checkpoint: {type(error).__name__}: {error}; load "

@@ -135,7 +135,7 @@ def extents_of_file(folder: Path, file: str) -> dict[str, tuple[Region, str]]:
             if _MARK in about:
                 raise OSError("the weft.json beside it is gone")
             sharding = json.loads(about.get(_SHARDING, "{}"))
-            for name in opened.keys():  # noqa: SIM118  # it is no dict
+            for name in opened.keys():  # noqa: SIM118  # it is not a dict
                 part = opened.get_slice(name)
                 shape = part.get_shape()
                 offsets = sharding.get(name, {}).get(_OFFSETS, [0] * len(shape))
@@ -247,7 +247,7 @@ def check_extents(folder: Path, extents: Iterable[tuple[Extent, str]]) -> None:
 
 def _open(path: Path) -> Any:
     if not path.is_file():
-        raise OSError("it is no file")
+        raise OSError("it is not a file")
     return safe_open(path, framework="pt")
 
 

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it holds, and what is no tensor. A folder without one is no checkpoint."""
+"""The manifest of a checkpoint: what it holds, and what is not a tensor. A folder without one is not a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST = 1 << 30
 _MOST_DIMS, _MOST_ELEMENTS = 64, 1 << 60
 # Bits of a mode that files may have.
 _OF_FILES = 0o666
-# The begin of a manifest's text, with the CRC-32 of all behind it.
+# The begin of a manifest's text, with the CRC-32 of all after it.
 _SUMMED = re.compile(r'\{\n "checksum": (\d+),')
 # Boxes of a tensor of which no two are to overlap.
 _COMPARED = 256
@@ -50,7 +50,7 @@ class Stored:
 @final
 @dataclass(frozen=True)
 class Manifest:
-    """The content of a checkpoint: tensors by name, and what is no tensor."""
+    """The content of a checkpoint: tensors by name, and what is not a tensor."""
 
     folder: Path
     tensors: Mapping[str, Stored]
@@ -82,7 +82,7 @@ def read_manifest(folder: Path) -> Manifest:
             path = folder
             return _of_headers(folder)
         if not path.is_file():
-            raise ValueError("it is no file")
+            raise ValueError("it is not a file")
         if path.stat().st_size > _MOST:
             raise ValueError(f"it has more than {_MOST} bytes")
         text = path.read_text()
@@ -125,7 +125,7 @@ def _stored(content: Mapping[str, Any]) -> Stored:
 
 def _whole(number: object) -> int:
     if type(number) is not int or number < 0:
-        raise ValueError(f"{number!r} is no whole number from 0")
+        raise ValueError(f"{number!r} is not a whole number from 0")
     return number
 
 
@@ -146,9 +146,9 @@ def _check_cover(shape: tuple[int, ...], boxes: Sequence[Region]) -> None:
 
 def _extent(file: str, key: str, whole: Sequence[Sequence[int]], checksum: int | None) -> Extent:
     if Path(file).name != file or not file.endswith(SUFFIX):
-        raise ValueError(f"{file!r} is no name of a file of a checkpoint")
+        raise ValueError(f"{file!r} is not a name of a file of a checkpoint")
     if not isinstance(key, str):
-        raise ValueError(f"{key!r} is no name of a tensor")
+        raise ValueError(f"{key!r} is not a name of a tensor")
     region: Region = tuple((_whole(at), _whole(length)) for at, length in whole)
     return Extent(file, key, region, None if checksum is None else _whole(checksum))
 
@@ -186,7 +186,7 @@ def _of_headers(folder: Path) -> Manifest:
     if not files:
         lacks = f"has neither {NAME} nor {SUFFIX} files" if folder.exists() else "is not there"
         raise UserError(
-            f"{folder} is no checkpoint: it {lacks}; give the folder that program.save has written, or one of "
+            f"{folder} is not a checkpoint: it {lacks}; give the folder that program.save has written, or one of "
             "safetensors files"
         )
     extents: dict[str, list[Extent]] = {}

@@ -44,7 +44,7 @@ class WriteJob:
     Attributes:
         beside: the folder in which it is written until it is whole.
         files: boxes of tensors, by file and by the tensor's name.
-        tensors: whole shape and dtype of all that is saved; `about` is what is no tensor.
+        tensors: whole shape and dtype of all that is saved; `about` is what is not a tensor.
         rank: the first of this process; `processes` are the first ranks of all.
     """
 

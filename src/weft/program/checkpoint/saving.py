@@ -49,7 +49,7 @@ class ProgramSaving(ProgramPart):
 
         It is a folder of safetensors files, as `torch.distributed.checkpoint` writes them, in which each tensor
         stands once, under the names that a single device has ("model.blocks.0.weight",
-        "optimizer.state.blocks.0.weight.exp_avg"), and "weft.json" with all that is no tensor. It appears at `path`
+        "optimizer.state.blocks.0.weight.exp_avg"), and "weft.json" with all that is not a tensor. It appears at `path`
         whole or not at all. Every process must call it.
 
         Args:

@@ -57,7 +57,7 @@ class RowsOfBatch:
         missing = [row for row in wanted if row not in places]
         if missing:
             raise BatchError(
-                f"batch leaf {key} is laid out otherwise in this program than in the one that the loader was made "
+                f"batch leaf {key} is laid out differently in this program than in the one that the loader was made "
                 "with: row "
                 f"{missing[0]} was not loaded by this process; make a loader with the program that reads it, as "
                 "weft.Loader(…, evaluation), or give it split=False"
@@ -331,7 +331,7 @@ class Feeder:
         return True
 
     def note_constants(self, batch: Any) -> None:
-        """Note what is no tensor in a batch, for the guards to compare."""
+        """Note what is not a tensor in a batch, for the guards to compare."""
         if self._spec.constants:
             given = BatchPlaceholders(batch)
             self._spec.note_constants(given.batch, given)

@@ -140,7 +140,7 @@ class Loader:
     def _taken(self, way: PrefetchedBatches | None) -> Iterator[Any]:
         """Like `__iter__`; `way` takes batches from the workers, and cuts them, before they are asked for.
 
-        The place of the loader is behind the last batch that was asked for. Without workers none is loaded ahead: what
+        The place of the loader is after the last batch that was asked for. Without workers none is loaded ahead: what
         samples draw would meet what the loop draws.
         """
         self._loops += 1

@@ -164,7 +164,7 @@ def with_waits(items: Iterable[Any], note: Callable[[int, int], None]) -> Iterat
 
 @final
 class _End:
-    """Stands behind the last item; `error` is what the iterator raised."""
+    """Stands after the last item; `error` is what the iterator raised."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error

@@ -140,7 +140,7 @@ def _numbers(dataset: Any, sampler: Iterable[int]) -> list[int]:
 
 @contextmanager
 def drawn_by(seed: int) -> Iterator[None]:
-    """All generators of Python, numpy and torch on the CPU begin at a seed, and go on afterwards where they were."""
+    """All generators of Python, numpy and torch on the CPU begin at a seed, and continue afterwards where they were."""
     with generators_kept():
         draw_by(seed)
         yield
@@ -148,7 +148,7 @@ def drawn_by(seed: int) -> Iterator[None]:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """All generators of Python, numpy and torch on the CPU go on afterwards where they were.
+    """All generators of Python, numpy and torch on the CPU continue afterwards where they were.
 
     Takes ten times as long as `draw_by`: what is drawn by many seeds in turn has one around all.
     """
@@ -173,7 +173,7 @@ def draw_by(seed: int) -> None:
 class Packed(Dataset[dict[str, Tensor]]):
     """Texts of many lengths as rows of one length, without padding: one plan, and no token is computed for nothing.
 
-    Row i holds the tokens from i times `length` on of all texts, one behind the other; the last tokens, fewer than a
+    Row i holds the tokens from i times `length` on of all texts, one after the other; the last tokens, fewer than a
     row, are left out. A row is a dict of int64[length]: "tokens"; "text", the number of the text of each; "position",
     its place there. An attention that must not look over the border of a text compares "text" of query and key.
 

@@ -188,7 +188,7 @@ class Stream(IterableDataset[tuple[int, LoadedRows]]):
                 return
 
     def _batch(self, source: Iterator[Any], number: int) -> tuple[int, LoadedRows] | None:
-        """The samples of a batch, how many; none of one that is passed over. None behind the last one."""
+        """The samples of a batch, how many; none of one that is passed over. None after the last one."""
         try:
             samples = list(islice(source, self._size))
         except Exception as error:

@@ -37,7 +37,7 @@ class Buckets:
         dim: of these leaves.
 
     Raises:
-        UserError: when sizes are no rising lengths, or there are no values.
+        UserError: when sizes are not rising lengths, or there are no values.
     """
 
     sizes: tuple[int, ...]

@@ -59,7 +59,7 @@ class ProgramInspection(ProgramPart):
 
     @property
     def predicted(self) -> Simulation:
-        """A step of the current plan on this machine, simulated when it is first asked for.
+        """A step of the current plan on this machine, simulated on first use.
 
         Its costs are those that `weft measure` has found here for as many ranks, processes and threads. If it found
         none, and for calls that it did not meet, they are estimates, and `estimates` of the result says so.

@@ -239,7 +239,7 @@ def _check_free(
         for key, tensor in named_variables(model).items():
             if isinstance(tensor, GlobalTensor) or (alone and _stays(tensor, device)):
                 continue
-            # Nothing may go on with what the tensor is before: no graph of autograd, no open program.
+            # Nothing may continue with what the tensor is before: no graph of autograd, no open program.
             try:
                 check_unused(tensor, key)
             except UserError as error:

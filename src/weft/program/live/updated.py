@@ -108,7 +108,7 @@ class Updated:
             raise UserError(
                 f"the optimizer brings the state {self.key}.{absent[0]} as None beside {self.key}.{there[0]}; its "
                 "update has a tensor there. Delete all states of the parameter (optimizer.state.pop(parameter)), so "
-                "that the update begins anew, or put a tensor there"
+                "that the update begins again, or put a tensor there"
             )
         for name, value in found.items():
             if isinstance(value, Tensor):
@@ -149,7 +149,7 @@ class Updated:
         if found.is_meta:
             raise UserError(
                 f"the optimizer brings the state {self.key}.{name} without values, on the meta device; "
-                "load one with values, or delete the state, so that the update begins anew"
+                "load one with values, or delete the state, so that the update begins again"
             )
 
 

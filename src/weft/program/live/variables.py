@@ -57,7 +57,7 @@ def add_main_parameters(every: Mapping[int, Variables], graph: LogicalGraph) -> 
 def state_dict_names(model: nn.Module) -> dict[str, str]:
     """For each tensor of the model's `state_dict()`, the key of its variable; tied ones share a key.
 
-    Values from a module's `get_extra_state()` are no variables.
+    Values from a module's `get_extra_state()` are not variables.
 
     Raises:
         UserError: there is a tensor that is neither parameter nor buffer, as a hook makes it.
@@ -184,7 +184,7 @@ def without_ddp_reducers(model: nn.Module) -> Iterator[None]:
 
     def refuse(*arguments: object, **named: object) -> None:
         raise UserError(
-            "weft.compile had taken this DistributedDataParallel out when it refused the model; wrap the model anew: "
+            "weft.compile had taken this DistributedDataParallel out when it refused the model; wrap the model again: "
             "DistributedDataParallel(wrapper.module)"
         )
 

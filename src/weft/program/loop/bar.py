@@ -34,7 +34,7 @@ class ProgressBar:
     def __init__(self, shown: bool, steps: int | None) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         times = (TimeElapsedColumn(), TimeRemainingColumn())
-        # Names of figures are the user's: brackets in them are no markup.
+        # Names of figures are the user's: brackets in them are not markup.
         figures = TextColumn("{task.fields[text]}", markup=False)
         shows = shown and is_terminal()
         self._progress = Progress(*columns, *times, figures, disable=not shows, **display_options())

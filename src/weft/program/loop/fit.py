@@ -210,7 +210,7 @@ class _Loop:
             before = self.program.steps
             why = next(filter(None, self._epoch()), "")
             self.made += counts_epochs and not why
-            # A loader may go on behind the last batch of an epoch.
+            # A loader may continue after the last batch of an epoch.
             empty = empty + 1 if self.program.steps == before else 0
             if empty > 1:
                 raise UserError(
@@ -394,7 +394,7 @@ class StopSignals:
         self._steps = 0
 
     def after_step(self) -> int:
-        """The number of the signal that ends the loop now; 0 to go on. All processes call it after each step."""
+        """The number of the signal that ends the loop now; 0 to continue. All processes call it after each step."""
         if self._tell is None:
             return self._signal
         self._steps += 1

@@ -120,7 +120,7 @@ class JsonLines:
             return self._path.read_bytes().decode() if self._path.is_file() else ""
         except UNREADABLE as error:
             raise UserError(
-                f"cannot go on with the log {self._path}, which is not JSON that weft wrote: "
+                f"cannot continue with the log {self._path}, which is not JSON that weft wrote: "
                 f"{getattr(error, 'strerror', None) or error}; repair the file, or give a path where nothing is"
             ) from None
 

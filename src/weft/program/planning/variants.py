@@ -72,7 +72,7 @@ class Variant:
     def name(self) -> str:
         """The leaves of its batch; and which plan it is, where ranks could choose another one."""
         shapes = _shapes(self.captured.batch)
-        return f"{shapes} (planned anew, no. {self.number})" if self.number else shapes
+        return f"{shapes} (planned again, no. {self.number})" if self.number else shapes
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -234,7 +234,7 @@ class Variants:
         batch = whole_batch_of(batch)  # of which global tensors say how they are laid out
         batch = whole if isinstance(batch, RowsOfBatch) else batch
         started = time.perf_counter()
-        enter(f"{shapes} (planned anew, no. {len(self._all)})")
+        enter(f"{shapes} (planned again, no. {len(self._all)})")
         with uncollected():
             planned = run_on_all(
                 self.setting.world, "the plan", lambda: self._checked(self._plan(batch))
@@ -244,7 +244,7 @@ class Variants:
         self._for_values += values
         seconds = time.perf_counter() - started
         inputs = "".join(f"; {each} is an input from now on" for each in variant.captured.followed)
-        _log.info("planned the step anew (%s) in %.1f s: %s%s", shapes, seconds, why, inputs)
+        _log.info("planned the step again (%s) in %.1f s: %s%s", shapes, seconds, why, inputs)
         return variant
 
     def _checked(self, planned: Planned) -> Planned:

@@ -247,7 +247,7 @@ def _median(samples: Sequence[Sample | SizedSample], figure: str) -> float:
 
 # Overheads of the host: what acts, exchanges and steps of a tiny program take beyond its calls and exchanges.
 
-# Steps that are not looked at, and those that are.
+# Steps that are ignored, and those that are.
 _FIRST, _STEPS = 10, 60
 _WIDTH, _MICRO_BATCHES = 4, 4
 

@@ -54,7 +54,7 @@ class States:
         self._state: Any = None
         self._dicts: list[Any] = []
         self._change = self._version = -1
-        # Entries that are no tensors, for which there is no common memory.
+        # Entries that are not tensors, for which there is no common memory.
         self._numbers: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = []
         # The ones that no rank of this process updates.
         self._elsewhere: list[Updated] = []

@@ -115,7 +115,7 @@ class Training:
             self._adding.close()
 
 
-# Hooks that users put behind an optimizer's step: called when a program has updated, on the live model.
+# Hooks that users put after an optimizer's step: called when a program has updated, on the live model.
 #
 # Private API: `_optimizer_step_post_hooks`, where `register_step_post_hook` keeps them, and the arguments that torch's
 # wrapper of `step` calls them with.
@@ -126,7 +126,7 @@ _Grad: Any = Tensor.grad
 
 
 def check_step_hooks(optimizers: Optimizers, graph: LogicalGraph) -> None:
-    """Raise UserError where a step may leave its updates out, and hooks behind it, or counters, would go on."""
+    """Raise UserError where a step may leave its updates out, and hooks after it, or counters, would continue."""
     if not any(each.skip for each in graph.of_kind(Update)):
         return
     for each in optimizers.each:
@@ -146,7 +146,7 @@ def check_step_hooks(optimizers: Optimizers, graph: LogicalGraph) -> None:
 
 
 def call_step_hooks(optimizers: Optimizers) -> None:
-    """Call the hooks behind the steps of the optimizers, each with the user's optimizer, whose tensors are live.
+    """Call the hooks after the steps of the optimizers, each with the user's optimizer, whose tensors are live.
 
     Raises:
         UserError: one reads a gradient, which an update has used: a hook that leaves out parameters without one would
@@ -176,7 +176,7 @@ def call_step_hooks(optimizers: Optimizers) -> None:
 
 @contextmanager
 def without_step_hooks(optimizers: Optimizers) -> Iterator[None]:
-    """While this lasts, there are no hooks behind the steps of the optimizers."""
+    """Within the context, there are no hooks after the steps of the optimizers."""
     with ExitStack() as stack:
         for each in optimizers.each:
             if _hooks(each):

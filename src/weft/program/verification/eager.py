@@ -44,7 +44,7 @@ def wholes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @contextmanager
 def plainly(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """While this lasts, parameters and buffers have other values, whole, and are ordinary tensors.
+    """Within the context, parameters and buffers have other values, whole, and are ordinary tensors.
 
     They are the same objects: whoever holds them, a closure, a list or an optimizer, computes with the values, and a
     step writes to these. Hooks of users stay on them.
@@ -86,7 +86,7 @@ class _Lent:
 def states_lent(
     optimizer: torch.optim.Optimizer, states: Mapping[Tensor, Mapping[str, Any]]
 ) -> Iterator[None]:
-    """While this lasts, an optimizer keeps other states; afterwards all of it is as it was."""
+    """Within the context, an optimizer keeps other states; afterwards all of it is as it was."""
     own, groups = dict(vars(optimizer)), [dict(group) for group in optimizer.param_groups]
     optimizer.state = defaultdict(dict, {key: dict(value) for key, value in states.items()})
     try:
@@ -114,7 +114,7 @@ def draws_of(graph: LogicalGraph) -> tuple[_Draw, ...]:
 
 @contextmanager
 def drawn(draws: tuple[_Draw, ...], seed: int, step: int) -> Iterator[ReplayedDraws | None]:
-    """While this lasts, random ops draw the numbers of a step of the plan; nothing changes where it draws none."""
+    """Within the context, random ops draw the numbers of a step of the plan; nothing changes where it draws none."""
     if not draws:
         yield None
         return
@@ -165,7 +165,7 @@ class ReplayedDraws(DispatchMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _random_ops() -> Decompositions:
-    """Ops that draw, and their backwards, as capture takes them apart."""
+    """Ops that draw, and their backwards, as capture decomposes them."""
     functions = {id(each) for each in random.TABLE.values()}
     return {op: each for op, each in decompositions().items() if id(each) in functions}
 
@@ -249,7 +249,7 @@ class PlainStep:
 
 @contextmanager
 def _as_written() -> Iterator[None]:
-    """While this lasts, what the user compiled with `torch.compile` runs as it was written."""
+    """Within the context, what the user compiled with `torch.compile` runs as it was written."""
     if "torch._dynamo.config" not in sys.modules:  # nothing was; it takes seconds to import
         yield
         return
@@ -259,7 +259,7 @@ def _as_written() -> Iterator[None]:
 
 @contextmanager
 def _statistics_apart(parts: int) -> Iterator[None]:
-    """While this lasts, every BatchNorm takes statistics of each micro-batch, as accumulated steps do."""
+    """Within the context, every BatchNorm takes statistics of each micro-batch, as accumulated steps do."""
     forward = _BatchNorm.forward
 
     def in_parts(norm: _BatchNorm, x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from weft.runtime.failures.failure_store import CallThread, FailureStore, first_
 # No exchange has so many pieces for a peer; the last place is that of a checksum.
 _PLACES = 1 << 20
 _STAMP = _PLACES - 1
-# The turn of an exchange that runs by itself, behind those of an overlapped reduction.
+# The turn of an exchange that runs by itself, after those of an overlapped reduction.
 _ALONE = 4
 
 # How long a broken connection may wait for the peer's own account of what went wrong.

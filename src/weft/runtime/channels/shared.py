@@ -21,7 +21,7 @@ from weft.runtime.channels.shared_link import SharedLink, Take, connect, listene
 from weft.runtime.failures.call_log import check_step_checksum
 from weft.runtime.failures.failure_store import PATIENCE, FailureStore, StoreEntries, first_line
 
-# Addresses that begin with a zero byte are no files.
+# Addresses that begin with a zero byte are not files.
 _ADDRESS = "\0weft-{}"
 # To which ranks come that connect, in errors.
 _PLACE = "a link between processes of this host"

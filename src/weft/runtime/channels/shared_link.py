@@ -163,7 +163,7 @@ class SharedLink:
 
     @property
     def _stuck(self) -> bool:
-        """True if only the peer could go on: what it has sent may still be taken, when its turn comes."""
+        """True if only the peer could continue: what it has sent may still be taken, when its turn comes."""
         return bool(self.outgoing) or (bool(self.incoming) and self.received >= self.peer_sent)
 
     def _may_take(self) -> bool:

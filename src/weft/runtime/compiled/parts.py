@@ -1,6 +1,6 @@
 """Segments cut into parts that Inductor compiles, and the ATen code between them.
 
-Parts are whole repeated layers (`Compute.parts`), so equal layers share one kernel. Calls that are no plain function
+Parts are whole repeated layers (`Compute.parts`), so equal layers share one kernel. Calls that are not plain function
 of ATen ops stay as they are: most of weft's own ops, random draws, ops over a step and arguments that vary between
 micro-batches.
 """

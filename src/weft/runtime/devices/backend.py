@@ -113,7 +113,7 @@ MakeStreams: TypeAlias = Callable[
 _event: Any = torch.cuda.Event
 _stream: Any = torch.cuda.Stream
 
-# Seconds between two looks at a step that is not done; the device has another one to go on with.
+# Seconds between two looks at a step that is not done; the device has another one to continue with.
 _PATIENCE = 1e-4
 
 

@@ -246,7 +246,7 @@ class CudaGraphCapture(GraphCapture):
         self, function: Callable[[], Sequence[Tensor]]
     ) -> tuple[Callable[[], None], Sequence[Tensor]]:
         graph = torch.cuda.CUDAGraph()
-        # Other threads go on: NCCL's watchdog asks for events all the time.
+        # Other threads continue: NCCL's watchdog asks for events all the time.
         mode = "thread_local"
         try:
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode):

@@ -121,7 +121,7 @@ class Queue:
 
     Args:
         on_end: called with a step when all actors of this queue have acted for it.
-        on_control: called with what arrives and is no event.
+        on_control: called with what arrives and is not an event.
         gate: says for queues that keep an order whether the next act must wait for others; None for never.
     """
 

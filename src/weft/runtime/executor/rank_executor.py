@@ -52,8 +52,8 @@ class MeasuredStep:
 
         Args:
             variables: the rank's shards. States that the optimizer created in this step count from its start, as they
-                will from the next step on; so does everything else that outlives the step and is no result, but for
-                the fixed buffers of channels: they are no tensors of the step.
+                will from the next step on; so does everything else that outlives the step and is not a result, but for
+                the fixed buffers of channels: they are not tensors of the step.
         """
         self._works.update(self._bare)
         meter = self._meter

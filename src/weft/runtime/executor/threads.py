@@ -43,7 +43,7 @@ class ThreadExecutor(RankExecutor):
 
     The thread that calls `step` computes, and feeds and fetches, which takes no time; every
     communicator has a thread of its own until `close`, in whose place the first one acts where
-    nothing else can go on meanwhile.
+    nothing else can continue meanwhile.
 
     Args:
         turns: the acts of a step that take memory, in the order of the plan, and what each waits for; without them
@@ -116,7 +116,7 @@ class ThreadExecutor(RankExecutor):
     def _call_others(self) -> None:
         """Have done what the compute queue has sent: here, if it is all that the rank can do, or by other threads.
 
-        Were there anything else that could go on, it might give the compute queue an act, for which
+        Were there anything else that could continue, it might give the compute queue an act, for which
         the peers might wait before they come to the communication that runs here.
         """
         told = dict.fromkeys(self._compute.told)

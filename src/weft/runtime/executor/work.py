@@ -44,7 +44,7 @@ class Rank:
     """Everything that the actors of a rank work with.
 
     Attributes:
-        variables: shards of all inputs of the plan that are no batch; states that the optimizer
+        variables: shards of all inputs of the plan that are not batch; states that the optimizer
             makes may be missing.
         optimizer: the user's, one or several, for plans with updates.
         replayer: what replays some of them; None launches every call of all.

@@ -108,7 +108,7 @@ class PostedCalls:
 def wait_cycle(
     rank: int, own: PostedCalls, posted: Callable[[int], PostedCalls | None]
 ) -> dict[int, EagerWait]:
-    """Ranks that wait for one another in eager code, this one first; empty where it may still go on.
+    """Ranks that wait for one another in eager code, this one first; empty where it may still continue.
 
     A rank that waits for nobody, because it is slow, ends the search: it will come. Entries that others posted may be
     old, but a cycle that ends at this rank, which does wait, cannot be: no rank of it can have gone on without the
@@ -239,7 +239,7 @@ def looking(
 # Stamps: what a rank takes to be the same on all ranks in a step, as one number that is sent with messages.
 #
 # A checksum goes with what ranks send each other anyway, and is compared where it arrives, before what it
-# came with is used. 0 is no checksum.
+# came with is used. 0 is not a checksum.
 
 
 # Bits of the checksums, from the lowest; one bit above them makes every checksum differ from 0.

@@ -3,7 +3,7 @@ without input channels.
 
 Some kernels read an operand by its pointer, or refuse it, if it has other strides. PyTorch users
 never see this, since autograd copies operands before it calls the kernel. A captured step has
-these copies only where they did something on whole tensors; on a rank a value may be laid out otherwise, as boxing
+these copies only where they did something on whole tensors; on a rank a value may be laid out differently, as boxing
 makes tensors contiguous, and element-wise ops keep the strides of their operands. Operands with the right
 strides are not copied. `python -m tools.opinfo` runs the calls of every op on operands that are in other ways, and so
 finds the kernels that belong here.
@@ -63,7 +63,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def dense_op(op: str) -> Callable[..., Any]:
-    """Torch's op of that name, behind what lays its operands where the kernel trusts their strides."""
+    """Torch's op of that name, after what lays its operands where the kernel trusts their strides."""
     lay, function = _LAID.get(op), torch_op(op)
     if op in _ROOMY:
         return lambda *args, **kwargs: _alone(function(*args, **kwargs))

@@ -341,7 +341,7 @@ def call_like(op: str, arguments: Sequence[Any]) -> OpCall:
         values = [next(given) if isinstance(one, TensorSpec) else one for one in arguments]
         found = local_function(op)(*values)
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, WeftError) as error:
-        # torch's errors may go on for pages of frames.
+        # torch's errors may continue for pages of frames.
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(
             f"{op} does not run on these arguments: {why}; give those of a call that torch runs"

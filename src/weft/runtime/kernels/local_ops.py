@@ -22,7 +22,7 @@ from weft.runtime.kernels.window_ops import WINDOW_OPS
 # those before are seen by every query, without a mask, and from there on the mask is the kernel's own.
 # The two results are joined by their log-sum-exps, with which the kernel's backward is exact for each
 # part (as blocks are in "FlashAttention", arXiv 2205.14135, section 3.1). Nothing of the size of queries
-# times keys is made, and keys behind the last query are not read.
+# times keys is made, and keys after the last query are not read.
 
 
 _FULL = (torch.float32, torch.float64)
@@ -36,7 +36,7 @@ def attention_rows(
     Args:
         query: [batch, heads, rows, depth].
         key: [batch, key heads, keys, depth], from position 0; key heads divide heads.
-        offset: position of the first query; queries behind the last key see all of them.
+        offset: position of the first query; queries after the last key see all of them.
         scale: of the scores; None for 1 / sqrt(depth).
 
     Returns:
@@ -180,7 +180,7 @@ def lstsq(a: Tensor, b: Tensor, rcond: float | None, driver: str) -> tuple[Tenso
 
 
 def required(x: Tensor, condition: Tensor, text: str) -> Tensor:
-    """`weft.required`: `x`, where the step may go on.
+    """`weft.required`: `x`, where the step may continue.
 
     Raises:
         UserError: the condition is false.
@@ -195,7 +195,7 @@ def blank(like: Sequence[Tensor], made: Sequence[Any], op: str) -> Any:
 
     Args:
         like: the operands that the op would have had.
-        made: (shape, dtype, value) of each result; None for one that is no tensor.
+        made: (shape, dtype, value) of each result; None for one that is not a tensor.
     """
     results = tuple(
         one and torch.full(one[0], one[2], dtype=one[1], device=like[0].device) for one in made
@@ -216,7 +216,7 @@ def embedding_shard(
         Shape `[*indices.shape, weight.shape[1]]`.
 
     Raises:
-        IndexError: an index is no row of the table (on CUDA: an assertion of the device).
+        IndexError: an index is not a row of the table (on CUDA: an assertion of the device).
     """
     if table_rows is not None and indices.numel():
         least, largest = torch.aminmax(indices)

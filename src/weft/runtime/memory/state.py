@@ -223,7 +223,7 @@ def copies(device: torch.device) -> Copies:
 
 # Copies to devices ahead of their use, on streams of their own, which the reader's stream waits for.
 #
-# A thread that copies ahead has no part in the streams that compute. They wait for an event behind its copies; and the
+# A thread that copies ahead has no part in the streams that compute. They wait for an event after its copies; and the
 # memory of these, which belongs to the stream of the copies, must not be given out again before they have read it.
 
 
@@ -248,7 +248,7 @@ class Arrival:
 
 @contextmanager
 def prefetching_copies(devices: Iterable[torch.device]) -> Iterator[Arrival]:
-    """While this lasts, copies of this thread to some devices go to streams of their own."""
+    """Within the context, copies of this thread to some devices go to streams of their own."""
     streams = {device: _stream_of(device) for device in devices if device.type == "cuda"}
     arrival = Arrival()
     with ExitStack() as entered:

@@ -357,7 +357,7 @@ def calls_in_order(programs: Iterable[LocalProgram]) -> list[CallOfProgram]:
 
 
 def _views(node: LocalCall, makers: Mapping[str, LocalCall]) -> Iterator[LocalCall]:
-    """The views that a call's operands are, each behind those that it is a view of.
+    """The views that a call's operands are, each after those that it is a view of.
 
     So it is with results that only the call understands, such as the workspace of its forward.
     """

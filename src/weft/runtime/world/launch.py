@@ -313,7 +313,7 @@ def _nothing() -> None: ...
 class Interrupts:
     """Takes the signals that tell this process to end, as long as it is entered.
 
-    The first one counts, and those behind it disturb nothing, but for Ctrl-C where someone wants to hear of it. Signals
+    The first one counts, and those after it disturb nothing, but for Ctrl-C where someone wants to hear of it. Signals
     that were ignored, as SIGHUP is under nohup, stay so. Outside the main thread none is heard.
     """
 
@@ -418,7 +418,7 @@ def timeout_seconds() -> float:
     """Seconds that a rank waits for another one: `WEFT_TIMEOUT`, which `weft run --timeout` sets.
 
     Raises:
-        UserError: it is no number above 0.
+        UserError: it is not a number above 0.
     """
     text = os.environ.get(TIMEOUT, "")
     try:

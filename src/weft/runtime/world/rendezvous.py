@@ -143,7 +143,7 @@ def await_all(
         departed: true of another rank that has ended.
 
     Raises:
-        RankFailure: the ranks do not go on together.
+        RankFailure: the ranks do not continue together.
     """
     entries = StoreEntries(store, rank, departed, timeout.total_seconds())
     entries.write(_came(rank), "")

@@ -128,7 +128,7 @@ def authenticate(connection: socket.socket, secret: bytes, listens: bool = False
     own = secrets.token_bytes(_BYTES)
     connection.sendall(_HELLO + own)
     if _received(connection, len(_HELLO), end) != _HELLO:
-        raise AuthenticationFailedError("the other end is no store of weft's")
+        raise AuthenticationFailedError("the other end is not a store of weft's")
     theirs = _received(connection, _BYTES, end)
     nonces, ends = (own, theirs), (b"store", b"client")
     if not listens:
@@ -442,4 +442,4 @@ class Server:
                     return None
                 case ["count"]:
                     return len(values)
-        raise ValueError(f"{request!r} is no request")
+        raise ValueError(f"{request!r} is not a request")

@@ -92,7 +92,7 @@ class World(ABC):
         """Open communicators, one group for each, in the order given.
 
         Every process of the job must call this with the same communicators; ranks of this process
-        that are no members of one get no channel for it.
+        that are not members of one get no channel for it.
         """
 
     @abstractmethod

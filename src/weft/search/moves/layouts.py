@@ -309,7 +309,7 @@ def _signed(
 def _laid(
     entry: str, pattern: str, sbps: SBPs | None, fixed: Mapping[str, SBPs], strategy: Strategy
 ) -> Strategy:
-    """Behind what is fixed, before all other patterns, of which the first counts; "*" behind all."""
+    """Behind what is fixed, before all other patterns, of which the first counts; "*" after all."""
     held: Mapping[str, SBPs] = getattr(strategy, entry)
     if held.get(pattern) == sbps:
         return strategy

@@ -53,7 +53,7 @@ class LocalSearch:
 
     def __init__(self, state: SearchState, random: Random, neighbours: Moves) -> None:
         self._state, self._random, self._neighbours = state, random, neighbours
-        # For what moves go on from.
+        # For what moves continue from.
         self._name = ""
 
     @property
@@ -179,7 +179,7 @@ class LocalSearch:
         return found if self._state.log.fits(found) and found.seconds <= most else None
 
     def _named(self, change: str) -> str:
-        """The name of what a change leads to from where moves go on: the last change stands for all."""
+        """The name of what a change leads to from where moves continue: the last change stands for all."""
         return f"{self._name.partition('; ')[0]}; {change}"
 
     def proven(self) -> str:

@@ -30,7 +30,7 @@ class StrategyMove:
 @final
 @dataclass(frozen=True)
 class LazyMoves:
-    """So many moves; `make` makes the one of a number, from 0, when it is asked for."""
+    """So many moves; `make` makes the one of a number, from 0, on request."""
 
     count: int
     make: Callable[[int], StrategyMove]

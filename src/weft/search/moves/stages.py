@@ -185,7 +185,7 @@ def _joined(stages: Stages) -> Iterator[tuple[str, Stages]]:
 
 
 def _given(stages: Stages) -> Iterator[tuple[str, Stages]]:
-    """One rank, or half of them, of a stage to the one before or behind it."""
+    """One rank, or half of them, of a stage to the one before or after it."""
     for number in range(len(stages) - 1):
         for giver, taker in ((number, number + 1), (number + 1, number)):
             given, taken = stages[giver].placement, stages[taker].placement

@@ -1,7 +1,7 @@
 """Tensors that ranks exchange in every plan of a step: gradients of weights, and sums around layers that are cut.
 
 They follow from the captured step. If layers are cut along the tensor axis, what one by rows returns is a part of a sum
-until something reads it that is no sum itself; so is the gradient of what one by columns reads (Megatron-LM, arXiv
+until something reads it that is not a sum itself; so is the gradient of what one by columns reads (Megatron-LM, arXiv
 1909.08053, section 3).
 """
 

@@ -138,7 +138,7 @@ def _tables(graph: LogicalGraph, ids: object, experts: int) -> Iterator[tuple[st
                 yield table.key, experts
 
 
-# Parameters with a row for each word or class, read off the captured step: tables, and the layer behind a loss.
+# Parameters with a row for each word or class, read off the captured step: tables, and the layer after a loss.
 #
 # Each may be split by rows over the ranks that split the batch: rows need no gradient added up then, and only rows that
 # are looked up, or sums over classes, are sent (OneFlow, arXiv 2110.15032, section 6: Wide & Deep, InsightFace).

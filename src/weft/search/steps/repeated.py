@@ -100,7 +100,7 @@ def _ranges(places: Sequence[tuple[int, int]], order: Sequence[int]) -> tuple[ra
 
 
 def ops_in(graph: LogicalGraph, span: range) -> tuple[str, ...]:
-    """The ops of a stretch of nodes, in order; nodes that are no calls have none."""
+    """The ops of a stretch of nodes, in order; nodes that are not calls have none."""
     nodes = (graph.nodes[number] for number in span)
     return tuple([node.op if isinstance(node, Call) else "" for node in nodes])
 

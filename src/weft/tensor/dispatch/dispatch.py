@@ -44,7 +44,7 @@ class _OpFacts:
         return recipe
 
 
-# Views whose elements are no elements of what they are taken of.
+# Views whose elements are not elements of what they are taken of.
 _OTHER_ELEMENTS = (
     torch.ops.aten.view_as_real.default,
     torch.ops.aten.view_as_complex.default,

@@ -129,7 +129,7 @@ def to_mesh(kind: Any, tensor: Any, mesh: Mesh, why: str) -> Any:
 # The arguments of a dispatched op: a key to remember decisions by, and the `OpCall` that the rules see.
 #
 # Numbers that change from call to call, such as an optimizer's step size, must not make a new
-# decision each time. So for pointwise ops a float that is no whole number is a `FloatSlot`: the rules see
+# decision each time. So for pointwise ops a float that is not a whole number is a `FloatSlot`: the rules see
 # its value at the first call, kernels take it as an argument. Elsewhere, where shapes may depend on
 # it, a float belongs to the key.
 
@@ -271,7 +271,7 @@ def gathered(
 def of_all(mesh: Mesh) -> Mesh:
     """The mesh itself, or, for tensors of a model whose stages are on several processes, that of the whole job.
 
-    Every process calls an op of such a model, and wants a result that is no global tensor.
+    Every process calls an op of such a model, and wants a result that is not a global tensor.
     """
     if all(mesh.at(each).in_process for each in mesh.family):
         return mesh

@@ -98,7 +98,7 @@ def _taken_apart(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _global(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> Any:
-    """Results of an op that was taken apart: what it made of no values is plain, and becomes global."""
+    """Results of an op that was decomposed: what it made of no values is plain, and becomes global."""
     if isinstance(made, kind):
         return made
     return all_global(kind, common_mesh(kind, op, tensors_in(kind, args, kwargs)), made)
@@ -249,12 +249,12 @@ def manual_seed(seed: int | None) -> None:
     """Seed the random ops on global tensors; call it with the same seed on every rank.
 
     This starts the numbers again each time. With None, and as long as it was never called, they use torch's seed, and
-    start again when `torch.manual_seed` is called with another one; with the same one they go on, as they take nothing
-    from torch's generator that could tell. The draws of a compiled step depend on the `seed` of `weft.compile` alone,
-    neither on this nor on `torch.manual_seed`.
+    start again when `torch.manual_seed` is called with another one; with the same one they continue, as they take
+    nothing from torch's generator that could tell. The draws of a compiled step depend on the `seed` of `weft.compile`
+    alone, neither on this nor on `torch.manual_seed`.
 
     Raises:
-        UserError: the seed is no whole number.
+        UserError: the seed is not a whole number.
     """
     if seed is not None and type(seed) is not int:
         raise wrong("weft.manual_seed: seed", "a whole number or None", seed)
@@ -263,7 +263,7 @@ def manual_seed(seed: int | None) -> None:
 
 @final
 class Drawing(DispatchMode):  # type: ignore[no-untyped-call]
-    """While this lasts, `weft.uniform` makes global tensors."""
+    """Within the context, `weft.uniform` makes global tensors."""
 
     def __init__(self, kind: Any, mesh: Mesh, layout: Layout, shape: tuple[int, ...]) -> None:
         super().__init__()

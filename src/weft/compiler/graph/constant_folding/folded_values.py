@@ -155,7 +155,7 @@ def kept_keys(known: Band, kept: Callable[[Scalar], bool | None]) -> tuple[Data,
         kept: true if an element keeps its key; None if it neither keeps nor drops it.
 
     Returns:
-        Two int64 arrays of [queries]; None if what is kept is no interval.
+        Two int64 arrays of [queries]; None if what is kept is not an interval.
     """
     inside, outside = kept(known.inside), kept(known.outside)
     first, last = known.first, known.last

@@ -98,7 +98,7 @@ class ExchangePartners:
         Args:
             steps: of all boxings.
             communicators: of these, ids counting from 0.
-            colours: by which ranks that take part in other steps are parted already.
+            colours: by which ranks that take part in other steps are separated already.
         """
         used = _used(steps, communicators, colours)
         places = np.concatenate([place for place, _ in used]) if used else _none()
@@ -196,7 +196,7 @@ def like(plan: RankPlan, first: RankPlan) -> RankPlan:
     """`plan` with the copies and orders of `first`.
 
     Raises:
-        InternalError: when the two ranks are not alike; names what differs.
+        InternalError: when the two ranks are not alike; names the difference.
     """
     queues: dict[str, str] = {}
     for own, other in zip(plan.actors, first.actors, strict=False):

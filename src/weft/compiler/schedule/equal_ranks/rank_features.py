@@ -202,7 +202,7 @@ class Colours:
         return np.searchsorted(self.ranks, np.fromiter(ranks, dtype=np.int64))
 
     def split(self, places: Numbers, feature: Numbers) -> bool:
-        """Part ranks that differ in a feature, and from those that do not have it. True if any were parted.
+        """Part ranks that differ in a feature, and from those that do not have it. True if any were separated.
 
         Args:
             places: of the ranks that have the feature.
