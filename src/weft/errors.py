@@ -1,9 +1,8 @@
 """The errors that weft raises on purpose, grouped by who must act.
 
-`UserError` and its subclasses mean that the program, strategy or input asks for something that
-cannot work; the message says where, what was expected, what was given and what would work.
-`RankFailure` means that the outside failed (a rank died, a peer did not answer). `InternalError`
-means a bug in weft.
+`UserError` and its subclasses mean that the program, strategy or input asks for something that cannot work; the
+message says where, what was expected, what was given and what would work. `RankFailure` means that the outside failed
+(a rank died, a peer did not answer). `InternalError` means a bug in weft.
 """
 
 from __future__ import annotations
@@ -90,11 +89,11 @@ def wrong(
     """The error on an argument, or on an entry of a file.
 
     Args:
-        what: names it: "weft.fit: steps", "machine.yaml: nodes[0]: count".
-        expected: what it must be: "a whole number from 1".
+        what: its name: "weft.fit: steps", "machine.yaml: nodes[0]: count".
+        expected: the expected value: "a whole number from 1".
         got: what was given.
         kind: of error.
-        remedy: what else would do.
+        remedy: another remedy.
     """
     rest = f"; {remedy}" if remedy else ""
     return kind(f"{what} must be {expected}, got {shown(got)}{rest}")
@@ -103,7 +102,7 @@ def wrong(
 def check(
     where: str, *rows: tuple[bool, str, str, object], kind: type[UserError] = UserError
 ) -> None:
-    """Accept the arguments of a call.
+    """Check the arguments of a call.
 
     Args:
         where: names the call.

@@ -303,9 +303,7 @@ def test_a_second_program_that_cannot_lie_as_the_first_is_told():
         first = weft.compile(
             *(model, loss_fn, optimizer, batch), placement=TWO, strategy=Strategy(stages=stages)
         )
-        with pytest.raises(
-            UserError, match=r"none has the layouts .* first.weight is laid out .* close it"
-        ):
+        with pytest.raises(UserError, match=r"none has the layouts .* first.weight .* close it"):
             weft.compile(*(model, loss_fn, None, batch), placement=TWO, strategy=weft.Auto(moves=3))
         assert first.step(batch).item() > 0
         first.close()

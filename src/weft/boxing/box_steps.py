@@ -133,8 +133,7 @@ class LocalStep:
         sizes: length along `dim` of every rank's piece, for all_gather, reduce_scatter and
             all_to_all.
         split_sizes: for all_to_all: lengths along `split_dim` of the pieces for each rank.
-        offset: for slice: where this rank's piece starts along `dim`; for pad: where the tensor
-            is in the result.
+        offset: for slice: where this rank's piece starts along `dim`; for pad: where the tensor is in the result.
         length: for slice and pad: length of the result along `dim`.
         bytes: sent between the ranks of this group in total.
     """

@@ -4,8 +4,7 @@ Every rank of the target needs a region of the tensor. A rank of the source keep
 it already holds. For every other source shard, the rank receives the intersection from a rank that holds the shard: the
 rank that has sent least so far, the first if several have.
 
-Pieces are computed lazily for one rank or one shard, because each pair of ranks may have a
-piece.
+Pieces are computed lazily for one rank or one shard, because each pair of ranks may have a piece.
 """
 
 from __future__ import annotations

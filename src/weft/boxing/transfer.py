@@ -26,8 +26,7 @@ class LocalTransfer:
     Attributes:
         ranks: the ranks of both placements, those of the source first; `index` is this rank's place
             among them.
-        input_shape, output_shape: local shapes before and after; None if the rank is in only one
-            placement.
+        input_shape, output_shape: local shapes before and after; None if the rank is in only one placement.
         sends: for each peer in turn, the region of the input that it gets; this rank itself is a
             peer too.
         receives: for each peer in turn, the region of the output that comes from it.

@@ -47,8 +47,7 @@ class Options(ReadInParts):
             usual figures of the device type.
         metrics: names of what is measured in each step beside what the loss function returns
             ("grad_norm").
-        expert_capacity: rows that a rank may send to the experts of another, in even shares; None
-            for the maximum.
+        expert_capacity: rows that a rank may send to the experts of another, in even shares; None for the maximum.
         most_classes: of ranks that are not alike, where all of them are planned; what has more is refused. None
             refuses nothing.
         own_kernels: whether kernels of weft's own, and products that it joins, may stand for torch's ops.
@@ -124,8 +123,7 @@ class Context(ReadInParts):
         homes: the stages of parameters and buffers, where another program has decided them.
         before: the stages of the same step for another shape of the batch.
         stages: where they run, and where variables live (`choose_stages`).
-        stored: for the key of each parameter that is sharded but is used whole, the axis
-            (`choose_shards`).
+        stored: for the key of each parameter that is sharded but is used whole, the axis (`choose_shards`).
         notes: texts on what a pass could not do as the strategy asks.
         graph: the graph with layouts that local programs are made of; None before there is one.
         parts: the number of parts of the batch for overlap.

@@ -146,7 +146,7 @@ COLLECTIVES: dict[str, Callable[[GroupCosts, float], CollectiveRun]] = {
 
 
 def ring(groups: GroupSet) -> Traffic:
-    """Once around: each member passes on all parts but one, so that all have met all.
+    """One round: each member forwards all parts but one, so that every part reaches every member.
 
     A reduce-scatter or an all-gather is one round, an all-reduce two (Patarasuk and Yuan 2009, section 3).
     """
@@ -182,11 +182,11 @@ def tree(groups: GroupSet) -> Traffic:
 
 
 def in_switch(groups: GroupSet, whole: bool) -> Traffic | None:
-    """Sums that a switch makes: it takes each member's tensor once, and hands the sums on.
+    """Sums that a switch makes: it reads each member's tensor once, and forwards the sums.
 
     In a reduce-scatter a member gets its part; for an all-reduce (`whole`) it sends this part once more, to all
-    (NVIDIA Scalable Hierarchical Aggregation and Reduction Protocol, on NVLink). None where some group is in several
-    nodes, or not on one switch that can do it.
+    (NVIDIA Scalable Hierarchical Aggregation and Reduction Protocol, on NVLink). None if some group is in
+    several nodes, or not on one switch with this feature.
     """
     network = groups.network
     found = {

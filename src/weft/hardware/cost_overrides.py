@@ -23,7 +23,7 @@ _Work: TypeAlias = Mapping[Annotated[str, OneOf(WORK_KINDS)], Seconds]
 @final
 @dataclass(frozen=True)
 class CostOverrides:
-    """Costs that you give. The larger unit counts: a stage's seconds are those of all modules and ops in it.
+    """User-defined costs. The larger unit takes precedence: a stage's seconds are those of all modules and ops in it.
 
     Attributes:
         ops: seconds of one call of an op on a rank, whatever its shapes.

@@ -42,12 +42,12 @@ class LinkUse(Protocol):
 
 @final
 class Cost(NamedTuple):
-    """The seconds of something that runs.
+    """The time of a call, update or exchange.
 
     Attributes:
         seconds: expected.
         spread: relative standard deviation; 0 if none is known.
-        estimate: where a figure was missing, what it is that was guessed; else empty.
+        estimate: the name of the guessed figure; "" if all figures were known.
         links: of a communication, those that it may share with others; None if that is not known.
     """
 
@@ -59,7 +59,7 @@ class Cost(NamedTuple):
 
 @final
 class Contention(NamedTuple):
-    """Factors by which calls and communications of one device take longer beside each other.
+    """Factors by which concurrent calls and communications of one device slow each other down.
 
     Attributes:
         calls: factor, at least 1, by which a rank's calls take longer while one of its communications runs.
@@ -83,7 +83,7 @@ class Capacity:
         peaks: FLOP/s by dtype; empty if none are known.
         memory: that it has; None if that is not known.
         reserve: bytes of it that are taken before any tensor: context, allocator, communicators.
-        slowdown: of calls and communications beside each other.
+        slowdown: of concurrent calls and communications.
         drift: relative standard deviation of the device's speed from step to step.
         launched: true if the host only launches calls, and continues to the next step meanwhile.
         step: seconds of the host between the acts of one step and those of the next.
@@ -114,8 +114,7 @@ class Costs(Protocol):
         Args:
             rank: which.
             call: what it calls.
-            lies: how its operands are laid out that are views, as `weft.hardware.durations.lying` says; () for not
-                known.
+            lies: for each operand that is a view, its text from `weft.hardware.durations.lying`; () if unknown.
         """
 
     def of_update(self, rank: int, rule: str, moved: Bytes, together: int = 1) -> Cost:
@@ -162,8 +161,7 @@ class CostModel:
     costs it on every device. Dividing by the number of devices would change no decision.
 
     Attributes:
-        bytes_per_collective: what one more collective weighs beside its bytes; stands for its
-            latency.
+        bytes_per_collective: the cost of one more collective beside its bytes, for its latency.
         bytes_per_flop: what one floating-point operation weighs, in calls with more than one for
             every element read or written; others, such as element-wise ones, are bound by memory
             and weigh their traffic alone. On real devices it is far below 1; it is deliberately
@@ -175,11 +173,10 @@ class CostModel:
             split element-wise work where that is free, too little to move a tensor for it.
         bytes_per_held: what one byte weighs by which boxing makes a tensor larger, all ranks together:
             an all-gather saves no bytes for nothing if it makes a tensor whole on every rank.
-        whole_parameter: for a parameter that the user left free, what splitting it weighs, and what
-            cutting it for use where it is whole; for any that is whole, what making its
-            gradient in pieces weighs: in units of the bytes that then lie idle, (p-1)·T. Above 2,
-            the price of reducing the gradient, splitting never wins by saving that alone, only by
-            what it saves on activations. 0 counts bytes only.
+        whole_parameter: for a parameter that the user left free, what splitting it weighs, and what cutting it for
+            use where it is whole; for any that is whole, what making its gradient in pieces weighs: in units of the
+            bytes that then lie idle, (p-1)·T. Above 2, the price of reducing the gradient, splitting never wins by
+            saving that alone, only by what it saves on activations. 0 counts bytes only.
         hints_hold: true if a parameter whose layout the user fixed is used in it wherever an op
             can, whatever that costs; otherwise it is boxed for use where that is cheaper.
         early_reduction: what reducing a partial value weighs when a call reads the result rather
@@ -224,11 +221,11 @@ def carried(costs: Costs, ranks: Sequence[int]) -> float:
 
 
 def seconds_model(costs: Costs, ranks: Sequence[int], dtype: str = "float32") -> CostModel:
-    """The cost model by which what takes fewest seconds is cheapest.
+    """The cost model that minimizes seconds.
 
     Its unit is still a byte between devices, so seconds are times the bytes that all ranks together send in one. It is
     linear: each call and each exchange counts at the rate of large ones. Parameters that the user left free are laid
-    out as is fastest, and copies cost nothing; what the user fixed holds.
+    out as is fastest, and copies cost nothing; the layouts that the user fixed are kept.
 
     Args:
         costs: of the machine.

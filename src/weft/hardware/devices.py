@@ -55,7 +55,7 @@ def device_kind(name: str) -> DeviceKind:
 
 
 def read_device_kind(path: Path) -> DeviceKind:
-    """A kind from a file of one's own.
+    """A kind from a user's file.
 
     Raises:
         UserError: when it cannot be read, or a field is missing, unknown or out of range.
@@ -67,7 +67,7 @@ def read_yaml(path: Path) -> Any:
     """The content of a YAML file, as plain data.
 
     Raises:
-        UserError: when there is none, when it is no YAML, or larger than any.
+        UserError: when it is missing, not YAML, or too large.
     """
     return read_plain_yaml(path, "a description of hardware", numbers=True)
 

@@ -154,11 +154,11 @@ NOISE = 1.3
 
 
 def smoothed(before: Measurements | None, found: Measurements) -> Measurements:
-    """The figures that plans take of what was measured, without spreads and drift, which no plan reads.
+    """The measured figures that plans use, without spreads and drift.
 
     Args:
-        before: that they took so far; None if there were none.
-        found: all that is measured by now.
+        before: the figures that plans used so far; None if there were none.
+        found: all measurements so far.
     """
     old = before or Measurements(found.machine, slowdown=Contention(0.0, 0.0))
     calls = {}
@@ -219,7 +219,7 @@ def from_json(text: str, where: str) -> Measurements:
     """The figures of a file.
 
     Raises:
-        UserError: it is none of these, or of another version; names the file.
+        UserError: it has another format or version; names the file.
     """
     try:
         content = json.loads(text)
@@ -256,7 +256,7 @@ class MeasuredCosts:
     Attributes:
         measured: the figures.
         usual: says how calls of other sizes compare.
-        stands_in: where the figures are those of another set-up, which; all costs are estimates then.
+        stands_in: the other set-up that the figures come from, if any; all costs are then estimates.
     """
 
     measured: Measurements

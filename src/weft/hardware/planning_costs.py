@@ -76,7 +76,7 @@ def takes_measured(environment: Mapping[str, str]) -> bool:
 def costs_at_hand(
     device_type: str, ranks: int, processes: int, threads: int, device_name: str
 ) -> Costs | None:
-    """The costs of the devices available; None if no more is known than their type. Reads files, measures nothing.
+    """The costs of the devices available; None if only their type is known. It reads files and measures nothing.
 
     Args:
         device_type: "cpu" or "cuda".
@@ -132,7 +132,7 @@ def costs_or_usual(costs: Costs | None, device_type: str) -> Costs:
 
 
 def bucket_bytes(costs: Costs, ranks: tuple[int, ...]) -> Bytes:
-    """Bytes that are worth an all-reduce of their own: latency is a twentieth of its seconds. To two digits.
+    """The least bytes for a separate all-reduce, whose latency is a twentieth of its time; rounded to two digits.
 
     Args:
         costs: of the machine.

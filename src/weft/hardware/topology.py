@@ -62,7 +62,7 @@ class Topology:
         name: of the machine.
         groups: its nodes.
         levels: of the network between nodes, from the lowest up; () if there is one node.
-        devices: how many devices are used: the first ones; those behind lie idle.
+        devices: number of devices in use, from the first; the others are idle.
     """
 
     name: str
@@ -198,7 +198,7 @@ class NodeLink:
     Attributes:
         source, target: places in `NodeKind.vertices`.
         link: its kind.
-        width: how many such links are laid out side by side.
+        width: number of parallel links.
         one_way: true if bytes cross from source to target only.
         shared: a name, with which links share the capacity of one, in each direction; "" for none.
     """

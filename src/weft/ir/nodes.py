@@ -270,12 +270,11 @@ NO_UPDATE_BYTES = UpdateBytes()
 class Update:
     """Write a new version of the variable `target` in place.
 
-    `rule` is "copy" (the new version is `source`) or the name of an optimizer class, such as
-    "AdamW" (`source` is the gradient, `states` the optimizer's tensors for this parameter, updated
-    in place too). `group` is the number of the parameter group that the hyperparameters come from,
-    counted through all optimizers (`weft.capture.optimizer_groups`).
-    `elementwise` says whether the rule may run on any shard. If the number `skip` is not 0, the
-    update is left out. `takes` is the memory that it takes while it runs.
+    `rule` is "copy" (the new version is `source`) or the name of an optimizer class, such as "AdamW" (`source` is the
+    gradient, `states` the optimizer's tensors for this parameter, updated in place too). `group` is the number of the
+    parameter group that the hyperparameters come from, counted through all optimizers
+    (`weft.capture.optimizer_groups`). `elementwise` says whether the rule may run on any shard. If the number `skip`
+    is not 0, the update is left out. `takes` is the memory that it takes while it runs.
     """
 
     rule: str

@@ -22,8 +22,7 @@ class WeftOp:
         host: why no CUDA graph can hold it, as what the host does; "" when one can.
         plain: true if it is a function of ATen ops that Inductor may compile.
         like: the ATen op that it takes the place of on some device, with the same arguments.
-        urgent: true if the very next calls want its result reduced: it does not wait for the
-            gradients of weights.
+        urgent: true if the very next calls want its result reduced: it does not wait for the gradients of weights.
         places: positions of arguments that say where a rank's shard begins, and nothing else.
         held: positions of arguments that say besides whether a rank has a value, or zeros in its place: of
             memory, not of time.

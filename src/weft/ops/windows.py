@@ -4,8 +4,7 @@ A convolution or a pooling that is split along space needs, beside a rank's own 
 rows of its neighbours: the halo. So its operands are not cut into balanced shards but into windows that overlap; the
 compiler has every rank fetch its window from whoever holds it. At the outer ends the local op adds padding.
 
-Signatures with windows stand apart from `weft.ops.signatures`: code that uses them must fetch
-the windows.
+Signatures with windows stand apart from `weft.ops.signatures`: code that uses them must fetch the windows.
 """
 
 from __future__ import annotations
@@ -112,8 +111,7 @@ class Sliding:
     """The way in which an op slides along dimensions.
 
     Attributes:
-        frames: from a call on whole tensors to the frames of its last dimensions; () if it does
-            not slide.
+        frames: from a call on whole tensors to the frames of its last dimensions; () if it does not slide.
         windows: from a call to what its arguments are cut to: position -> "read", "returned", or
             "own".
         partial: numbers of the results that add up over the ranks; all others are split.

@@ -57,7 +57,7 @@ def plan_stored(
         strategy: the user's.
         placement: of all ranks.
         ranks: to plan; None for one of each class of equal ranks.
-        begin: is told what begins.
+        begin: called with the name of each phase that begins.
         kinds: for each rank the number of its kind of device, where there are several.
         costs: of the machine that it is planned for; None for the usual devices of the type.
         cost_model: what deduction minimises; None for bytes, by which a strategy keeps its meaning at all sizes,

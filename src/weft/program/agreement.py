@@ -32,7 +32,7 @@ def run_on_all(world: World, what: str, work: Callable[[], T]) -> T:
     """Give the result of `work` in this process, once it has succeeded in all. Every process must call it.
 
     Args:
-        what: it is that they do.
+        what: a text for the work, for errors.
         work: needs no other rank.
 
     Raises:
@@ -45,10 +45,10 @@ def run_on_all(world: World, what: str, work: Callable[[], T]) -> T:
 
 
 def gathered(world: World, what: str, tell: Callable[[], str]) -> list[str]:
-    """The texts that ranks tell, on all of them, unless one refuses. Every process must call it.
+    """The texts of all ranks, on every rank, unless one rank refuses. Every process must call it.
 
     Args:
-        what: it is that they tell.
+        what: a text for the texts, for errors.
 
     Raises:
         UserError, RankFailure: as `run_on_all`.
@@ -149,7 +149,7 @@ def unless_failed(world: World, what: str, work: Callable[[], T]) -> T:
     Only the text of an error is kept: its frames may hold the memory that was lacking.
 
     Args:
-        what: it is that they do.
+        what: a text for the work, for errors.
         work: of this process; may be exchanges of all ranks.
 
     Raises:

@@ -34,7 +34,7 @@ class BatchChecksums:
     """Checksums of a batch.
 
     Attributes:
-        whole: of the leaves that every process gives whole.
+        whole: of the leaves that every process passes whole.
         parts: for each leaf of which processes give parts, its layout, and the checksum of what
             this process has of it.
     """
@@ -90,7 +90,7 @@ def batch_checksums(
         given: leaves that are global tensors.
         step: since the program was compiled or has loaded.
         samples: a number of 32 bits that every process gives, too.
-        parts: of other leaves, which are in some layouts, what this process has.
+        parts: this process's parts of other leaves, with their layouts.
     """
     whole = checksums(leaves.values(), step)
     if samples is not None:

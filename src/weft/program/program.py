@@ -91,9 +91,9 @@ class Program(ProgramSteps, ProgramSaving, ProgramInspection):
         return Program(Variants(setting, first, step, plan), step)
 
     def rows(self, size: int) -> list[int]:
-        """The rows of a batch of so many that the ranks of this process take, in order; all where it has all ranks.
+        """The rows of a batch that the ranks of this process take, in order; all rows if it has all ranks.
 
-        All, too, where `weft.Buckets` pads batches: how far, the longest row of all says.
+        All rows, too, if `weft.Buckets` pads batches, because the longest row of all decides the length.
         """
         if self._core.setting.buckets is not None:
             return list(range(size))

@@ -56,27 +56,25 @@ class ProgramSteps(ProgramPart):
         without an update or losses of eager code have left them.
 
         Args:
-            batch: built like the example batch; tensors may have other shapes, for which the step is
-                planned when they first come, in some seconds; so it is for other values of Python
-                that the step reads, other parameters that are trained. Plain tensors are the whole batch, the
-                same on all ranks; each rank takes its part. A leaf that is a global tensor, as
-                `weft.from_local` makes, is there already; with micro-batches it is brought there,
-                as each of them is a run of samples of the whole batch.
+            batch: built like the example batch; tensors may have other shapes, for which the step is planned when
+                they first come, in some seconds; so it is for other values of Python that the step reads, other
+                parameters that are trained. Plain tensors are the whole batch, the same on all ranks; each rank takes
+                its part. A leaf that is a global tensor, as `weft.from_local` makes, is there already; with
+                micro-batches it is brought there, as each of them is a run of samples of the whole batch.
             update: False updates no parameter; the gradients are added to `parameter.grad` of the
                 live model, in the layouts of the plan. `update` uses them, or any optimizer that is
                 called; or the next step with an update, which adds its own first, clips the sum,
                 and leaves `parameter.grad` None. Buffers are written in every step.
 
         Returns:
-            What the loss function returned when it was captured, with whole tensors in it.
+            The result of the loss function, with whole tensors.
 
         Raises:
             BatchError: when the batch differs from the example in more than shapes.
-            UserError: when the program was closed. In an autocast other than the strategy's, or in
-                inference mode, where it trains. When a parameter was replaced by another tensor.
-                When a hyperparameter is not a number.
-                When gradients cannot be added up: there are none, or a scaled loss may skip them.
-                When a parameter has a gradient that the update does not know of.
+            UserError: when the program was closed. In an autocast other than the strategy's, or in inference mode,
+                where it trains. When a parameter was replaced by another tensor. When a hyperparameter is not a
+                number. When gradients cannot be added up: there are none, or a scaled loss may skip them. When a
+                parameter has a gradient but no update.
             RankFailure: when a rank failed; the first error is the cause. Another step can be made
                 when that was before the first update, as of a batch that cannot be computed with.
         """
@@ -127,19 +125,19 @@ class ProgramSteps(ProgramPart):
         return results
 
     def run(self, batches: Iterable[Any], ahead: int = 2) -> Iterator[Any]:
-        """Make a step of each batch, and give what it returns, in order. Every process must call it, as `step`.
+        """Make a step with each batch, and yield its result, in order. Every process must call it, as `step`.
 
         Actors load the next batches while a step runs, and cut them for the ranks of this process. If they come
         from a `weft.Loader`, its place is after the batch of the last step that was made; without workers it loads
-        nothing ahead. Other iterables draw their random numbers that much earlier, and a batch is as it was when it
-        was loaded; those of a list or tuple are read by their steps.
+        nothing ahead. Other iterables draw their random numbers earlier, and a batch keeps the values it had
+        when loaded; batches of a list or tuple are read by their steps.
 
         Args:
             batches: a `weft.Loader`, or anything that can be looped over.
             ahead: how many batches may be loaded before their step; 0 for none.
 
         Raises:
-            UserError: `ahead` cannot be; and as `step` does.
+            UserError: `ahead` is invalid; and as `step`.
         """
         if not is_whole(ahead, 0):
             raise wrong("program.run: ahead", "a number of batches from 0", ahead)
@@ -160,7 +158,7 @@ class ProgramSteps(ProgramPart):
 
     @one_at_a_time
     def update(self) -> None:
-        """Update the parameters by what is in their `grad`, clipped as the strategy says; it is None afterwards.
+        """Update the parameters with their `grad`, clipped as the strategy says; afterwards `grad` is None.
 
         Parameters whose `grad` is None stay as they are. The gradients are those of steps with
         `update=False`, or of any loss of the live model whose `backward()` was called.
@@ -185,24 +183,23 @@ class ProgramSteps(ProgramPart):
     def verify(self, batch: Any) -> Verified:
         """Check that a step gives what one plain eager step of the same code gives, and change nothing.
 
-        A step of the plan runs, and the model, loss function and optimizer run as they are written,
-        whole, on one device in every process; then parameters, buffers, states, gradients and the
-        user's Python objects are put back. Compared are outputs, unclipped gradients, written buffers,
-        updated parameters and the optimizer's states, each by as much as rounding moves it. Random
-        ops draw what the plan draws; the precision is the strategy's. With float16 gradients are
-        compared by way of the update. Takes the memory of a step on one device, and a few times the
-        time of a plain step. Every process must call it.
+        A step of the plan runs, and the model, loss function and optimizer run as they are written, whole, on one
+        device in every process; then parameters, buffers, states, gradients and the user's Python objects are put
+        back. It compares outputs, unclipped gradients, written buffers, updated parameters and optimizer states, each
+        within a tolerance for rounding. Random ops draw the plan's numbers; the precision is the strategy's. With
+        float16 only the update is compared, not gradients. Takes the memory of a step on one device, and a few times
+        the time of a plain step. Every process must call it.
 
         Args:
             batch: as `step` takes it.
 
         Returns:
-            What was compared, and the largest differences; prints as text.
+            The comparison with the largest differences; prints as text.
 
         Raises:
             VerificationError: naming the first result that differs, by how much, and the line that
                 it is computed for.
-            BatchError: when the batch has no data, or is none of this program.
+            BatchError: when the batch has no data, or does not fit this program.
         """
         core = self._core
         core.make_ready("verify")
@@ -272,7 +269,7 @@ def batches_of(core: ProgramCore, batches: Iterable[Any], ahead: int) -> Iterato
     """The batches in order, of which up to `ahead` are loaded, and cut, before they are asked for.
 
     A batch is as it was when it was loaded, whatever becomes of its tensors then; a list's are read by their steps.
-    The core is told the acts that load, and how long each batch was waited for.
+    The core gets the acts that load, and the wait for each batch.
     """
 
     def plan(rows: Sequence[int] | None) -> RankPlan:

@@ -39,7 +39,7 @@ MOST_SLICES = 20_000
 @final
 @dataclass(frozen=True)
 class Report:
-    """The parts that a report is made of; each part that is not there has no view.
+    """The parts of a report; a missing part has no view.
 
     Attributes:
         title: of the page.

@@ -31,7 +31,7 @@ _Pairs: TypeAlias = "tuple[Any, Any, float]"
 def sent_bytes(compiled: Compiled) -> dict[str, Any]:
     """The matrix as JSON has it, folded to `MOST_CELLS` rows; nothing if no rank sends.
 
-    The bytes of a collective are spread evenly over the pairs of its ranks: how a library routes them is its own.
+    The bytes of a collective are spread evenly over the pairs of its ranks: the routes of a library are unknown.
     Bytes of transfers and of border rows are exact.
     """
     every = tuple(exchanges(compiled))

@@ -78,13 +78,12 @@ class Auto:
         fixed: entries that hold for every strategy. Stages that name their ranks name those of the placement.
         seed: of what is drawn.
         moves: how many strategies are planned at most, in place of seconds: the same strategy on any machine.
-        measure: how many of those that should be fastest run some steps, on the ranks of the program; the one that
-            is fastest then is taken. From 2 on the fastest that people write by hand is among them; then the layouts
-            of the fastest without micro-batches, ZeRO and recomputation; then the fastest of other numbers of
-            stages and micro-batches: a simulation errs alike about strategies that are alike.
-            0 and 1 run none. Each takes its parts of parameters and states beside the model, and runs with the values
-            of the example batch; one that fails is left out, and why is in the log `weft`. Where all fail the call
-            does.
+        measure: how many of those that should be fastest run some steps, on the ranks of the program; the one that is
+            fastest then is taken. From 2 on the fastest that people write by hand is among them; then the layouts of
+            the fastest without micro-batches, ZeRO and recomputation; then the fastest of other numbers of stages and
+            micro-batches: a simulation errs alike about strategies that are alike. 0 and 1 run none. Each takes its
+            parts of parameters and states beside the model, and runs with the values of the example batch; one that
+            fails is left out, and why is in the log `weft`. Where all fail the call does.
     """
 
     seconds: float = 60.0

@@ -20,8 +20,7 @@ class Simulation:
         step_seconds: seconds of a step when steps follow one another as fast as they can.
         first_seconds: seconds of the first step.
         steady: true if the last steps that were simulated took equally long.
-        interval: 5th and 95th percentile of `step_seconds`, from how much costs vary; None if
-            that is not known.
+        interval: 5th and 95th percentile of `step_seconds`, from how much costs vary; None if that is not known.
         devices: how many ranks there are.
         device: the names of their kinds.
         flops: operations of a step of the model, nothing recomputed.

@@ -41,9 +41,8 @@ class Precision:
     Attributes:
         compute: the forward runs under autocast: matrix products and convolutions in this dtype.
             With "fp16" the loss is scaled, as `torch.amp.GradScaler` does it.
-        parameters: what the forward reads of every floating-point parameter, and of what the model
-            is called with, is cast to this dtype; under ZeRO the cast is what is sent
-            (`param_dtype` of FSDP2's MixedPrecisionPolicy).
+        parameters: what the forward reads of every floating-point parameter, and of what the model is called with, is
+            cast to this dtype; under ZeRO the cast is what is sent (`param_dtype` of FSDP2's MixedPrecisionPolicy).
         reduce: of gradients on their way between ranks (`reduce_dtype` of FSDP2,
             `grad_reduce_in_fp32` of Megatron); None for the dtype that they have there.
         accumulate: of sums of gradients over micro-batches: "fp32", or None for the gradients' own

@@ -28,10 +28,9 @@ FORMATS = (1, 2, 3)
 class Strategy:
     """Name patterns and the layouts that they fix, stages, time and memory. The rest is deduced.
 
-    Patterns (`*`, `?`, `[0-3]`; docs/patterns.md) are compared with whole names: those of tensors,
-    of which the first that matches counts, or paths of modules, which stand for what is below as
-    well, except in `activations`. One SBP stands for every axis of the placement; a tuple gives one
-    SBP for each axis.
+    Patterns (`*`, `?`, `[0-3]`; docs/patterns.md) are compared with whole names: those of tensors, of which the first
+    that matches counts, or paths of modules, which stand for what is below as well, except in `activations`. One SBP
+    stands for every axis of the placement; a tuple gives one SBP for each axis.
 
     Attributes:
         batch: patterns of batch keys ("x", "[0].mask"; a batch that is one tensor has the key
@@ -52,9 +51,8 @@ class Strategy:
             shard along one axis.
         recompute: patterns of modules whose forward runs once more in the backward.
         offload: patterns of modules whose results wait in host memory for the backward.
-        precision: "bf16" or "fp16" for a forward under autocast, or a `weft.Precision` that says in
-            which dtypes gradients and parameters are sent and are kept as well; None for the model's
-            own.
+        precision: "bf16" or "fp16" for a forward under autocast, or a `weft.Precision` that says in which dtypes
+            gradients and parameters are sent and are kept as well; None for the model's own.
         clip_norm: the largest norm of all gradients together.
         memory_limit: bytes of memory on each rank.
         activations: patterns of modules ("blocks.*.norm1"), for the layouts of what they return.
@@ -263,8 +261,7 @@ def context_parallel(
 
     Args:
         sequence: the dimension of positions in the entries of the batch.
-        data: true if the placement's first axis splits the batch; the sequence then is split along
-            the second.
+        data: true if the placement's first axis splits the batch; the sequence then is split along the second.
         columns: as in `tensor_parallel`, along one more axis, the last.
         rows: as in `tensor_parallel`.
         whole: patterns of entries of the batch that have no positions, and are not split along them.

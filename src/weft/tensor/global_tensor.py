@@ -29,9 +29,8 @@ from weft.tensor.spec import Spec, contiguous, layout_for
 class GlobalTensor(Tensor):
     """A tensor of the whole shape whose data is on the ranks of a placement, as its layout says.
 
-    It computes like any tensor: ops choose how their results are laid out by the same rules as
-    `weft.compile`, operands that are laid out differently are boxed. Made by `weft.tensor`, `weft.randn`,
-    `weft.from_local`, …
+    It computes like any tensor: ops choose how their results are laid out by the same rules as `weft.compile`,
+    operands that are laid out differently are boxed. Made by `weft.tensor`, `weft.randn`, `weft.from_local`, …
 
     Attributes:
         spec: shape, dtype and layout.

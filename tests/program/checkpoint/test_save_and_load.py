@@ -643,7 +643,7 @@ def test_gradients_that_wait_are_not_mixed_with_what_is_loaded(tmp_path: Path) -
     place = _saved(tmp_path)
     with compiled(Case((2,))) as (program, _):
         program.step(batch_of(0), update=False)
-        with pytest.raises(UserError, match=r"program\.load: gradients wait"):
+        with pytest.raises(UserError, match=r"program\.load: parameter.grad holds gradients"):
             program.load(place)
 
 

@@ -163,7 +163,7 @@ def test_places_that_cannot_be() -> None:
         with pytest.raises(UserError, match="must be what state_dict gave"):
             loader.load_state_dict(none)  # type: ignore[arg-type]
     loader.load_state_dict({**state, "step": 4})
-    with pytest.raises(UserError, match="stands after 4 batches, and an epoch has 3"):
+    with pytest.raises(UserError, match="is after 4 batches, and an epoch has 3"):
         batches(loader)
 
 
@@ -194,7 +194,7 @@ def test_a_stream_that_ends_before_its_place_is_told() -> None:
     loader.load_state_dict(state)
     assert list(loader) == []  # behind the last batch
     loader.load_state_dict({**state, "step": 14})
-    with pytest.raises(UserError, match="stands after 14 batches, and the dataset has given 13"):
+    with pytest.raises(UserError, match="is after 14 batches, and the dataset has given 13"):
         next(iter(loader))
 
 

@@ -356,7 +356,7 @@ def test_a_graph_that_needs_the_values_of_before_is_told(name: str) -> None:
     model = Net().double()
     before = copy.deepcopy(model.state_dict())
     waiting = loss_fn(model, batch(3))
-    words = "norm.weight cannot be taken over, as a graph of autograd needs its values"
+    words = "norm.weight cannot be moved to the program, as an autograd graph needs its values"
     with pytest.raises(UserError, match=words), twins(name, lambda: model):
         pass
     assert all(type(x) is nn.Parameter for x in model.parameters())

@@ -1,9 +1,8 @@
 """LSTMs layer by layer: `weft.lstm` in place of the ops of every time step.
 
-Eager PyTorch runs a layer as one kernel of the machine's (oneDNN, cuDNN), which knows
-no layouts; decomposed, a layer is about twenty calls per time step. So a layer is recorded as one
-op of weft's own (`weft.ops.rules.layers`). Projections, and layers with a weight that a strategy splits,
-use PyTorch's decomposition.
+Eager PyTorch runs a layer as one kernel of the machine's (oneDNN, cuDNN), which knows no layouts; decomposed, a layer
+is about twenty calls per time step. So a layer is recorded as one op of weft's own (`weft.ops.rules.layers`).
+Projections, and layers with a weight that a strategy splits, use PyTorch's decomposition.
 """
 
 from __future__ import annotations

@@ -67,8 +67,7 @@ def groups_of(optimizers: Optimizers, parameters: Mapping[str, torch.Tensor]) ->
     """The number of the parameter group of each of the model's parameters that an optimizer updates.
 
     Raises:
-        CaptureError: when an optimizer holds a tensor that is not a parameter of the model, or two
-            hold the same.
+        CaptureError: when an optimizer holds a tensor that is not a parameter of the model, or two hold the same.
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
     groups: dict[str, int] = {}

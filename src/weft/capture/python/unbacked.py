@@ -1,9 +1,8 @@
 """Numbers that a step reads from tensors and only returns, as in `{"loss": loss, "accuracy": right.mean().item()}`.
 
 While a step is captured there is no number yet. `item()`, `torch.equal` and `torch.allclose` then return an
-`UnbackedNumber`, which stands for a tensor of no dimensions, may be part of the step's result,
-and raises on any other use. A truth test of it is that of the tensor, which may be a check
-(`weft.capture.python.assertions`).
+`UnbackedNumber`, which stands for a tensor of no dimensions, may be part of the step's result, and raises on any
+other use. A truth test of it is that of the tensor, which may be a check (`weft.capture.python.assertions`).
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ _KEPT |= {"__getattribute__", "__setattr__", "__delattr__", "__bool__"}
 class UnbackedNumber:
     """A number without a value during capture; the running step computes it.
 
-    `isinstance` treats it as its future class, so that the user's
-    code branches as with the number.
+    `isinstance` treats it as its future class, so that the user's code branches as with the number.
     """
 
     __slots__ = ("__weakref__", "_op", "_tensor")

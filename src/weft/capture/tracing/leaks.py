@@ -1,9 +1,8 @@
 """Tensors without data and unbacked numbers that a trace leaves in the user's objects.
 
-A step may store its results anywhere: in an `lru_cache`, a default argument, an attribute of an
-object with slots. `weft.capture.tracing.mutations.mutations_undone` looks at what the step names; the rest is
-found here by what is alive after the capture, taken out again, and refused unless it is a cache that each
-step makes again.
+A step may store its results anywhere: in an `lru_cache`, a default argument, an attribute of an object with slots.
+`weft.capture.tracing.mutations.mutations_undone` looks at what the step names; the rest is found here by what is
+alive after the capture, taken out again, and refused unless it is a cache that each step makes again.
 """
 
 from __future__ import annotations

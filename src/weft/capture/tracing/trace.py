@@ -97,11 +97,10 @@ def trace_step(
 ) -> Traced:
     """Trace `loss_fn(model, batch)` and, when `training`, the gradients of its loss.
 
-    The forward runs under `casts`; with "fp16" the gradients start from `weft.loss_seed`.
-    Recurrent layers with a parameter in `apart` are decomposed. With the skeletons of a trace for other
-    shapes it is faster, where this one is like that. Numbers in the places `changing` become constants that are
-    written before every step, where the step counts with them. Tensors without data that it leaves somewhere are
-    noted in `left`.
+    The forward runs under `casts`; with "fp16" the gradients start from `weft.loss_seed`. Recurrent layers with a
+    parameter in `apart` are decomposed. With the skeletons of a trace for other shapes it is faster, where this one
+    is like that. Numbers in the places `changing` become constants that are written before every step, where the step
+    counts with them. Tensors without data that it leaves somewhere are noted in `left`.
 
     Raises:
         CaptureError: naming the user's line, when the step cannot be one graph.

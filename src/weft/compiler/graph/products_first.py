@@ -1,9 +1,8 @@
 """Reorder sums so that the results of matrix products are added first.
 
-Autograd adds up gradients in the order in which they come: to the gradient of a residual that of one
-layer, then that of the next. If layers are split by their inputs or outputs, products
-are Partial and the residual is not, so each product would be reduced separately. If the products are added first, one
-reduction is enough.
+Autograd adds up gradients in the order in which they come: to the gradient of a residual that of one layer, then that
+of the next. If layers are split by their inputs or outputs, products are Partial and the residual is not, so each
+product would be reduced separately. If the products are added first, one reduction is enough.
 
 Before: a graph as captured. After: an equal one up to the order of floating-point sums.
 """

@@ -1,10 +1,9 @@
 """Dimensions that one view merges and a later view splits again stay separate in between.
 
-Batched products take one batch dimension, so attention that is written with them runs on [batch·heads,
-time, width]. A split by heads is not a split of that dimension: tensor parallelism would move
-the heads to the batch and back. So the merged dimensions stay separate through transpositions, element-wise ops,
-softmax, look-ups along other dimensions and batched products, which become `aten.matmul`, up to the
-view that splits them again.
+Batched products take one batch dimension, so attention that is written with them runs on [batch·heads, time, width].
+A split by heads is not a split of that dimension: tensor parallelism would move the heads to the batch and back. So
+the merged dimensions stay separate through transpositions, element-wise ops, softmax, look-ups along other dimensions
+and batched products, which become `aten.matmul`, up to the view that splits them again.
 
 Before: a graph as captured. After: an equal one, in which other calls are between such views.
 """

@@ -32,9 +32,8 @@ from weft.units import ITEM_SIZE
 def box(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
     """The graph with layouts on all values and `Box` nodes between layouts that differ.
 
-    The boxing of a computed value is right after its producer, so that
-    communication starts early; the boxing of an input is right before its first reader, so that
-    a gathered copy lives only briefly.
+    The boxing of a computed value is right after its producer, so that communication starts early; the boxing of an
+    input is right before its first reader, so that a gathered copy lives only briefly.
     """
     boxings = _Boxings(graph, assignment)
     nodes: list[Node] = []

@@ -1,8 +1,7 @@
 """Splits of a dimension with fewer elements than ranks, so that some ranks have empty shards.
 
-Deduction does not choose them by itself. If the user asks for one (a batch of 3 on 4 ranks), it
-may continue along the ops that carry the dimension: what reads or makes a value that is split thinly
-may be split so too.
+Deduction does not choose them by itself. If the user asks for one (a batch of 3 on 4 ranks), it may continue along
+the ops that carry the dimension: what reads or makes a value that is split thinly may be split so too.
 """
 
 from __future__ import annotations

@@ -65,11 +65,10 @@ def minimize(
 ) -> Solution:
     """Choose one entry of every variable so that the sum of all tables is least.
 
-    Variables are eliminated in the order of the smallest table that each would build. If even
-    the smallest would exceed `limit` entries, its tables are taken in several groups, each
-    minimised for itself (mini-buckets, Dechter and Rish 2003): what comes out is a lower bound, and
-    choices that are good but not proven. These and `starts` are then improved by single
-    changes, and the cheapest is returned.
+    Variables are eliminated in the order of the smallest table that each would build. If even the smallest would
+    exceed `limit` entries, its tables are taken in several groups, each minimised for itself (mini-buckets, Dechter
+    and Rish 2003): what comes out is a lower bound, and choices that are good but not proven. These and `starts` are
+    then improved by single changes, and the cheapest is returned.
 
     Args:
         unary: for each variable, the cost of each of its choices (at least one).

@@ -235,8 +235,7 @@ class _View:
 def node_phases(graph: LogicalGraph, homes: Mapping[str, int]) -> list[Phase]:
     """The phase of each node of a graph with boxing, in order.
 
-    A boxing with several readers is the first one's; one for the caller is in the phase that
-    makes its value.
+    A boxing with several readers is the first one's; one for the caller is in the phase that makes its value.
     """
     found: dict[str, Phase] = {}
 

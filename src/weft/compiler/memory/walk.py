@@ -1,8 +1,7 @@
 """The peak memory of one rank by kind, computed from its plan without a run.
 
-The acts of a step are walked in the order of time. A version of a register takes memory from the
-act that makes it until its last reader is done; what an act takes for itself is in
-`act.py`. Views share the memory of their base.
+The acts of a step are walked in the order of time. A version of a register takes memory from the act that makes it
+until its last reader is done; what an act takes for itself is in `act.py`. Views share the memory of their base.
 """
 
 from __future__ import annotations

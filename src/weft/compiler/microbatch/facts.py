@@ -200,8 +200,7 @@ def sum_of_leaf(
 ) -> tuple[str, tuple[Call, ...]] | None:
     """The leaf that `name` sums up, and the calls on its elements in between, the sum last.
 
-    None if there is no such sum. A sum does not depend on the order of elements, so views are
-    left out.
+    None if there is no such sum. A sum does not depend on the order of elements, so views are left out.
     """
     node = graph.producers[name]
     if not isinstance(node, Call) or node.op != _SUM_OP:

@@ -197,9 +197,8 @@ def check_saved(values: Values, node: Call) -> None:
 def in_order(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
     """The graph of a step in micro-batches, with its nodes in order, without calls whose results nobody reads.
 
-    A call that makes one value of all micro-batches is right after its operands, so that no
-    micro-batch's value waits. Calls that run once a step are in the loop when the loop reads what
-    they make of the loop's results.
+    A call that makes one value of all micro-batches is right after its operands, so that no micro-batch's value
+    waits. Calls that run once a step are in the loop when the loop reads what they make of the loop's results.
     """
     calls, ends = graph.of_kind(Call), [x for x in graph.nodes if not isinstance(x, Input | Call)]
     kept = _needed(calls, ends)

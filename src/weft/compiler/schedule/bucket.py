@@ -1,9 +1,8 @@
 """Join small collectives: one call for many gradients or parameters costs one latency instead of many.
 
-Before: a draft with its program, one collective after another. After: a `Schedule`, in which reductions
-on one communicator that nothing waits for yet are adjacent, and so are all-gathers of parameters.
-Every rank of a communicator decides alike: the sizes, the order and the readers that decide are the
-same on all of them.
+Before: a draft with its program, one collective after another. After: a `Schedule`, in which reductions on one
+communicator that nothing waits for yet are adjacent, and so are all-gathers of parameters. Every rank of a
+communicator decides alike: the sizes, the order and the readers that decide are the same on all of them.
 
 Sums over micro-batches of communicated values wait only for the end of the step.
 """

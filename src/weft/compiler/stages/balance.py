@@ -1,12 +1,11 @@
 """An even split of a model into stages: equal cost, few bytes across, borders of modules where they fit.
 
-The forward calls, in order, are cut into runs. A run costs what its forward and its backward cost.
-First the places between modules near the root are tried as cuts, then deeper ones, until the
-most expensive stage costs at most `TOLERANCE` times an even share; so repeated blocks stay whole
-where they can, and deeper cuts are only where few bytes cross. Among the cuts whose most expensive stage
-is near the best, the cut that sends the fewest bytes is chosen. No stage may be almost empty: where
-one product is more expensive than an even share, as a head over many words is, the rest still goes to all stages, and
-the product's result is not sent away only to be summed.
+The forward calls, in order, are cut into runs. A run costs what its forward and its backward cost. First the places
+between modules near the root are tried as cuts, then deeper ones, until the most expensive stage costs at most
+`TOLERANCE` times an even share; so repeated blocks stay whole where they can, and deeper cuts are only where few
+bytes cross. Among the cuts whose most expensive stage is near the best, the cut that sends the fewest bytes is
+chosen. No stage may be almost empty: where one product is more expensive than an even share, as a head over many
+words is, the rest still goes to all stages, and the product's result is not sent away only to be summed.
 """
 
 from __future__ import annotations

@@ -46,9 +46,8 @@ class Gather:
     Attributes:
         shard: how it is stored, for each stage; of use where it is gathered each time.
         whole: how it is used, for each stage.
-        each_time: true if the readers in one block and phase gather it for themselves, in each
-            micro-batch, together with what else the block reads; otherwise it is gathered once a
-            step for all readers of a stage.
+        each_time: true if the readers in one block and phase gather it for themselves, in each micro-batch, together
+            with what else the block reads; otherwise it is gathered once a step for all readers of a stage.
     """
 
     shard: tuple[Hint, ...]

@@ -81,7 +81,7 @@ def export(
         checkpoint: that `Program.save` wrote.
         folder: that is not there yet: "model.safetensors", or "model-00001-of-00003.safetensors", … with an index.
         most: bytes of a file.
-        dtype: that floating-point tensors are rounded to, such as "bfloat16"; as they are without.
+        dtype: of floating-point tensors in the files, such as "bfloat16"; by default that of the checkpoint.
         masters: take the FP32 main parameters of each parameter that has one.
 
     Raises:

@@ -94,10 +94,10 @@ def checksum(tensor: Tensor) -> int:
 
 
 def summing(tensors: Sequence[Tensor]) -> Callable[[], list[int]]:
-    """Begin to sum contiguous tensors on the CPU, by some threads; the function that is returned gives the checksums.
+    """Start computing checksums of contiguous CPU tensors in threads; the returned function gives them.
 
-    The threads are its own: those of `concurrent.futures` take no work any more when a process ends, as it may while a
-    checkpoint is still written.
+    The threads are its own: `concurrent.futures` accepts no work when a process ends, which may happen while
+    a checkpoint is written.
     """
     left: SimpleQueue[int] = SimpleQueue()
     sums: dict[int, int] = {}

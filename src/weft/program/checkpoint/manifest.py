@@ -154,7 +154,7 @@ def _extent(file: str, key: str, whole: Sequence[Sequence[int]], checksum: int |
 
 
 def _chosen(folder: Path, files: Sequence[str]) -> dict[str, set[str] | None]:
-    """The files that count, as `transformers` has it, and the names that count in each; None for all.
+    """The files to read, by the rules of `transformers`, and the names to read in each; None for all.
 
     Where `torch.distributed.checkpoint` has written parts of tensors, all do; else an index decides, or the one file
     "model.safetensors", so that files of other programs and older ones beside them do not.
@@ -254,7 +254,7 @@ def put_back(path: Path) -> None:
 
 
 def publish(beside: Path, path: Path, manifest: Manifest, replaces: bool = False) -> None:
-    """Put a checkpoint whose files are written in its place, all at once; what it replaces goes then.
+    """Move a written checkpoint to its place atomically; the one that it replaces is deleted.
 
     Raises UserError where a file is missing, as where hosts do not share the folder, or the place cannot be written.
     """
@@ -305,7 +305,7 @@ PARTIAL, REPLACED = ".partial", ".replaced"
 
 
 def checkpoint_path(path: object) -> Path:
-    """A path of a checkpoint, or of a folder of them, from the root; raises UserError where it is none."""
+    """A path of a checkpoint, or of a folder of them, from the root; raises UserError where it is invalid."""
     if not isinstance(path, str | Path) or not str(path):
         raise UserError(f"a checkpoint is a folder; give its path as text, got {path!r}")
     if "\0" in str(path) or not str(path).isprintable():

@@ -207,7 +207,7 @@ class ProgramState:
                 yield member.key, member.states, member.shares
 
     def kept(self) -> tuple[dict[str, list[str]], dict[str, Any]]:
-        """By parameter, the names of the states that are tensors, and those that are none, as JSON. Collective.
+        """By parameter, the names of states that are tensors, and the other states as JSON. Collective.
 
         Raises UserError where two ranks keep something else of a parameter.
         """

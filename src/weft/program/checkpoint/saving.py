@@ -45,10 +45,10 @@ class ProgramSaving(ProgramPart):
         """Write a checkpoint: parameters, buffers, optimizer states, FP32 main parameters, loss scale, options of
         groups, steps.
 
-        And what modules give by `get_extra_state()`.
+        And the results of modules' `get_extra_state()`.
 
-        It is a folder of safetensors files, as `torch.distributed.checkpoint` writes them, in which each tensor
-        stands once, under the names that a single device has ("model.blocks.0.weight",
+        It is a folder of safetensors files, as `torch.distributed.checkpoint` writes them, which hold each
+        tensor once, under the names of a single device ("model.blocks.0.weight",
         "optimizer.state.blocks.0.weight.exp_avg"), and "weft.json" with all that is not a tensor. It appears at `path`
         whole or not at all. Every process must call it.
 
@@ -57,13 +57,13 @@ class ProgramSaving(ProgramPart):
             extra: more that `load` returns: numbers, texts, tensors, lists and dicts of them, and objects with
                 `state_dict` and `load_state_dict` such as learning-rate schedulers. If they differ between
                 processes, each keeps its own; global tensors in them must be the same on all.
-            wait: False continues as soon as all is copied to host memory; a thread writes meanwhile. The next `save`,
-                `load`, `wait_for_saved` and `close` wait for it, and raise what has failed.
-            replace: True puts it in the place of what is at `path`, once it is whole; else nothing may be there.
+            wait: False returns as soon as everything is copied to host memory; a thread writes it. The next
+                `save`, `load`, `wait_for_saved` and `close` wait for the thread, and raise its error.
+            replace: True replaces a checkpoint at `path` once the new one is complete; else `path` must not exist.
 
         Raises:
-            UserError: on every process, when one cannot write; gradients wait for an update; or `extra` holds something
-                else.
+            UserError: on every process, when one cannot write; `parameter.grad` holds gradients; or `extra` holds
+                another kind of value.
         """
         place, core = checkpoint_path(path), self._core
         core.make_ready("save")
@@ -97,8 +97,8 @@ class ProgramSaving(ProgramPart):
         """Go on from a checkpoint that `save` wrote, in any layout, on any number of ranks.
 
         Files that `torch.distributed.checkpoint` has written as safetensors are read too, with names as `save` gives
-        them or the plain ones of a model's `state_dict()`; states that they lack begin again, or stay. Each rank reads
-        what it holds. Every process must call it.
+        them or the plain ones of a model's `state_dict()`; states that they lack begin again, or stay. Each
+        rank reads its parts. Every process must call it.
 
         Args:
             path: the folder; or a `weft.Weights` of parameters and buffers alone, under other names, or not all there.
@@ -107,7 +107,7 @@ class ProgramSaving(ProgramPart):
             model_only: True reads parameters and buffers, and leaves optimizers, steps and extras as they are.
 
         Returns:
-            What `save` was given as `extra`, by this process where they differ.
+            The `extra` that `save` was given, by this process if they differ.
 
         Raises:
             UserError: on every process, before anything is written: there is no checkpoint, a file is damaged or
@@ -161,7 +161,7 @@ class ProgramSaving(ProgramPart):
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Set parameters and buffers from whole tensors, as `full_state_dict` gives them.
 
-        FP32 main parameters take the values as they are given, parameters what they are when rounded.
+        FP32 main parameters get the values, parameters the rounded values.
 
         Raises:
             UserError: naming the entries that are missing, unknown, or of another shape.

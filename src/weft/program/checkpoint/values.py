@@ -40,16 +40,16 @@ _DTYPES = {name: each for name, each in vars(torch).items() if isinstance(each, 
 
 
 def to_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -> Any:
-    """A value as what JSON has; tensors in it go into `tensors`, each under a name of its own.
+    """A value as JSON; tensors in it go into `tensors`, each under its own name.
 
     Args:
         value: None, truth values, numbers, texts, bytes, plain and global tensors, and lists, tuples, sets and dicts
             of these; numpy's numbers come back as Python's.
-        where: it stands, for errors and names.
+        where: the value's place, for errors and names.
         tensors: that were met.
 
     Raises:
-        UserError: naming what is none of these, and tensors that are not plain.
+        UserError: naming a value of another type, or a tensor that is not plain.
     """
     if deep > _MOST_DEEP:
         raise UserError(

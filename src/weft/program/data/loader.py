@@ -36,8 +36,8 @@ class Taking(Protocol):
 class Loader:
     """Batches of a dataset, in an order that seed and epoch alone decide.
 
-    A `for` loop over it is an epoch. Each process loads the rows that its ranks take, by its own workers. The number
-    of a sample seeds its draws from the generators of Python, numpy and torch, as in augmentations.
+    A `for` loop over it is one epoch. Each process loads the rows of its ranks with its own workers. The
+    number of a sample seeds its random numbers from the generators of Python, numpy and torch, as in augmentations.
 
     Args:
         dataset: map-style (`__getitem__`, and `__len__` unless there is a sampler), or iterable, which each process
@@ -46,19 +46,19 @@ class Loader:
         program: that takes the batches; without one, whole batches are loaded.
         shuffle: True for another permutation in each epoch.
         seed: of permutations and draws.
-        workers: processes that load, of each process; 0 for none, at most 1 for an iterable dataset.
-        collate_fn: makes a batch of samples; `torch.utils.data.default_collate` by default. Without workers it may be
-            anything, else what `torch.utils.data.DataLoader` takes.
+        workers: number of worker processes of each process; 0 for none, at most 1 for an iterable dataset.
+        collate_fn: makes a batch of samples; `torch.utils.data.default_collate` by default. With workers it must
+            be picklable as for `torch.utils.data.DataLoader`.
         drop_last: True leaves out the last batch of an epoch where it has fewer samples.
         sampler: gives the numbers of samples in place of `shuffle`; the same on all processes.
         ahead: batches that a worker loads ahead.
-        timeout: seconds that a batch of workers is waited for; 0 for any time.
+        timeout: seconds to wait for a batch of the workers; 0 for no limit.
         split: False if `collate_fn` must see all samples of a batch, as one that pads to the longest, or draws.
-        lengths: of all samples, such as tokens, whole numbers from 0 (a list, an array or a tensor): those of a batch
-            have lengths alike then, and less of it is padding.
+        lengths: of all samples, such as tokens, whole numbers from 0 (a list, an array or a tensor): samples of
+            a batch then have similar lengths, with less padding.
 
     Raises:
-        UserError: an argument cannot be.
+        UserError: an argument is invalid.
     """
 
     def __init__(
@@ -138,10 +138,10 @@ class Loader:
         return self._taken(None)
 
     def _taken(self, way: PrefetchedBatches | None) -> Iterator[Any]:
-        """Like `__iter__`; `way` takes batches from the workers, and cuts them, before they are asked for.
+        """Like `__iter__`; `way` takes batches from the workers and cuts them ahead.
 
-        The place of the loader is after the last batch that was asked for. Without workers none is loaded ahead: what
-        samples draw would meet what the loop draws.
+        The place of the loader is after the last batch that was asked for. Without workers none is loaded ahead,
+        because samples and loop share the random number generators.
         """
         self._loops += 1
         loop = self._loops
@@ -184,11 +184,11 @@ class Loader:
         return state if self._samples is None else {**state, "samples": self._samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at a place that `state_dict` gave, with the next loop over this loader.
+        """Go on at the position of a `state_dict`, in the next loop over this loader.
 
         Raises:
-            UserError: it is none, or of a loader with another seed, size of batch or shuffle. The loop raises it where
-                the state is in the middle of an epoch of more or fewer samples.
+            UserError: it is invalid, or from a loader with another seed, batch size or shuffle. The loop raises it
+                where the state is in the middle of an epoch of more or fewer samples.
         """
         if not isinstance(state, Mapping):
             raise wrong("weft.Loader: load_state_dict: state", "what state_dict gave", state)

@@ -171,20 +171,20 @@ def draw_by(seed: int) -> None:
 
 @final
 class Packed(Dataset[dict[str, Tensor]]):
-    """Texts of many lengths as rows of one length, without padding: one plan, and no token is computed for nothing.
+    """Texts of many lengths packed into rows of one length, without padding, so that one plan is enough.
 
-    Row i holds the tokens from i times `length` on of all texts, one after the other; the last tokens, fewer than a
-    row, are left out. A row is a dict of int64[length]: "tokens"; "text", the number of the text of each; "position",
-    its place there. An attention that must not look over the border of a text compares "text" of query and key.
+    Row i holds tokens i · `length` to (i + 1) · `length` of all texts in order; an incomplete
+    last row is left out. A row is a dict of int64[length]: "tokens"; "text", the number of the text of each;
+    "position", its place there. To keep attention within a text, compare "text" of query and key.
 
     Args:
         texts: map-style: each a tensor [n] or a list of tokens, or a mapping with one under `key`.
         length: tokens of a row.
-        lengths: tokens of each text; without, each text is loaded once to see.
+        lengths: tokens of each text; by default each text is loaded once to count them.
         key: where the tokens are in a text that is a mapping.
 
     Raises:
-        UserError: an argument cannot be; when a row is read, a text that has another length.
+        UserError: an argument is invalid; when a row is read, a text that has another length.
     """
 
     def __init__(

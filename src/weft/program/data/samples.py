@@ -44,9 +44,10 @@ def sums_of(samples: Any) -> dict[str, int | None]:
 
 
 def sums_of_stable(load: Callable[[], Any]) -> dict[str, int | None] | None:
-    """The checksums of a sample that is loaded twice; None of leaves that differ, as what an own generator draws.
+    """The checksums of a sample that is loaded twice; None for leaves that differ, such as those with random numbers of
+    another generator.
 
-    None for a sample that cannot be loaded: who needs it tells why.
+    None for a sample that cannot be loaded: the step that needs it reports the error.
     """
     try:
         one, other = sums_of(load()), sums_of(load())

@@ -44,8 +44,8 @@ HALO = ".halo"
 class BoxTimes:
     """Seconds of a step that a rank communicates for each boxing, by the name of the value that it makes.
 
-    Several that are sent in one message share its seconds by their bytes. Measured ones are of the last step, with
-    the wait for other ranks; there are none before the first.
+    Boxings in one message share its seconds in proportion to their bytes. Measured seconds are from the last step, with
+    the wait for other ranks; there are none before the first step.
     """
 
     predicted: Mapping[str, Seconds] = field(default_factory=dict)

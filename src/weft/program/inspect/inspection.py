@@ -61,8 +61,8 @@ class ProgramInspection(ProgramPart):
     def predicted(self) -> Simulation:
         """A step of the current plan on this machine, simulated on first use.
 
-        Its costs are those that `weft measure` has found here for as many ranks, processes and threads. If it found
-        none, and for calls that it did not meet, they are estimates, and `estimates` of the result says so.
+        Its costs are those that `weft measure` measured here for as many ranks, processes and threads. Without
+        them, and for calls that were not measured, costs are estimates, which `estimates` of the result lists.
         """
         variant = self._core.variants.current
         if variant.number not in self._simulated:
@@ -75,10 +75,10 @@ class ProgramInspection(ProgramPart):
         return self._simulated[variant.number]
 
     def explain(self, details: bool = False, op: str | None = None) -> str:
-        """Describe the program in some 25 lines: what a step takes, what its ranks send and hold, what limits it.
+        """Describe the program in about 25 lines: the time of a step, bytes sent, memory, and the bottleneck.
 
-        The step's time, and that of every boxing, stand as `predicted` and as the first rank of this process measured
-        them in the last step. Other times are estimates from shapes; bytes and memory are those of the plan.
+        The times of the step and of every boxing are given as `predicted` and as measured by this process's
+        first rank in the last step. Other times are estimates from shapes; bytes and memory are those of the plan.
 
         Args:
             details: all tables: inputs, layouts, every boxing with its bytes and cause, buckets,
@@ -110,7 +110,7 @@ class ProgramInspection(ProgramPart):
         return text + loading_text(self._core.loading)
 
     def memory(self) -> ProgramMemory:
-        """The peak of each rank of this process by kind: as the plan says it, and as measured in the first step.
+        """The memory peak of each rank of this process by kind: as planned, and as measured in the first step.
 
         Steps of `verify` do not count.
         """
@@ -125,7 +125,7 @@ class ProgramInspection(ProgramPart):
     def trace(self, path: str | Path | None = None, predicted: bool = False) -> Trace:
         """The times of every act of the last step, on all ranks, and the waits of their queues.
 
-        It says which batch that step was planned for. Every process must call it. After `recording`,
+        It includes the shapes of the step's batch. Every process must call it. After `recording`,
         the trace holds all steps of it until the next step begins.
 
         Args:

@@ -89,7 +89,7 @@ Visits: TypeAlias = Sequence[tuple[int, int]]
 
 
 def ahead(own: Visits, first: Visits) -> int:
-    """By how many nanoseconds a clock is ahead of that of the first rank, by visits to the same exchanges.
+    """The nanoseconds by which a clock is ahead of the first rank's, computed from common exchanges.
 
     No rank leaves an exchange before all have entered it, which bounds the difference from both sides. A difference of
     0 is taken where it is possible, since processes of one host share their clock; elsewhere the middle of the bounds.

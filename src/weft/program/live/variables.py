@@ -122,7 +122,7 @@ _wrappers: WeakKeyDictionary[nn.Module, WeakSet[DistributedDataParallel]] = Weak
 def unwrap_model(model: nn.Module) -> nn.Module:
     """The model that `DistributedDataParallel`, `DataParallel` or `torch.compile` wraps; others as they are.
 
-    Parts of it that `torch.compile` wraps take the wrapper's place, so that all names are those of the plain model.
+    Parts that `torch.compile` wraps replace their wrapper, so that all names are those of the plain model.
 
     Raises:
         UserError: when `fully_shard` or another library has made the model's parameters DTensors;
@@ -176,8 +176,8 @@ def _check_plain(model: object) -> None:
 def without_ddp_reducers(model: nn.Module) -> Iterator[None]:
     """Take out the reducers of a model's `DistributedDataParallel`, which hold its tensors.
 
-    Calls of a wrapper then go straight to the model; when what is done inside raises, they raise:
-    without its reducer a wrapper would not reduce gradients.
+    Calls of a wrapper then go directly to the model; if the block raises, later calls
+    raise: without its reducer a wrapper would not reduce gradients.
 
     Private API: the attributes `reducer` and `logger` of the wrapper.
     """

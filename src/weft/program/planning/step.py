@@ -110,12 +110,12 @@ class Step:
 
         Args:
             device_type: where it will run: "cpu" or "cuda".
-            precision: of the step; how its sums are exchanged and added up is no matter here.
+            precision: of the step; the dtypes of its sums do not matter here.
             apart: names of parameters that will be in pieces.
 
         Raises:
             CaptureError: the step cannot be one graph; names the user's line.
-            UserError: model or optimizer have changed since the first capture; names what.
+            UserError: model or optimizer have changed since the first capture; names the change.
         """
         facts = self.facts()
         if self._facts is None:
@@ -249,7 +249,7 @@ def _text(tensor: torch.Tensor) -> str:
 @final
 @dataclass(frozen=True)
 class Job:
-    """A step to plan elsewhere: the arguments of `weft.compile`, without where and how.
+    """A step to plan elsewhere: the arguments of `weft.compile`, without placement and strategy.
 
     Attributes:
         model: any module; on the meta device it takes no memory.

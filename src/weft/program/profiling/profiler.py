@@ -274,7 +274,7 @@ def tiny_program(world: World) -> tuple[Program, Tensor]:
 
 
 def filling_program(world: World, held: Bytes) -> tuple[Program, Tensor]:
-    """A program as small that reads so many bytes on each rank: what the host does between steps finds the caches full.
+    """A small program that reads a number of bytes on each rank, to fill the caches between steps.
 
     Every process must call it.
     """

@@ -21,15 +21,14 @@ class Channel(ABC):
     """One rank's end of a communicator. All ranks must call the same primitives in the same order.
 
     Attributes:
-        device: where the tensors are that it takes.
-        sent: bytes that this rank has sent to others so far, by what ran.
-        running: what runs now: the kind of a collective, or one of the primitives below.
+        device: of its tensors.
+        sent: bytes that this rank has sent so far, by kind of exchange.
+        running: the exchange that runs now: the kind of a collective, or one of the primitives below.
         while_waiting: called every `PATIENCE` seconds while an exchange waits for peers, but between
             GPUs. An error that it raises ends the wait.
         spins: true if a wait may look again and again for a moment before it sleeps: no other
             thread of this process has work meanwhile.
-        interruptible: true if a wait ends at once when a rank fails or the user interrupts, in the
-            main thread, too.
+        interruptible: true if a wait ends at once when a rank fails or the user interrupts, in the main thread, too.
         checksum: of the step that runs (`weft.runtime.failures.call_log`); goes with messages, where the transport
             has room for it, and is compared with the receiver's. Elsewhere `compare` does.
     """
@@ -70,8 +69,7 @@ class Channel(ABC):
         """Send contiguous tensors to peers and fill contiguous buffers from them.
 
         Args:
-            sends: for every peer, what it gets, in order; what is at this rank's own place is
-                ignored.
+            sends: for every peer, what it gets, in order; what is at this rank's own place is ignored.
             receives: for every peer, buffers for what it sends here: same number, shapes and
                 dtypes.
         """

@@ -24,8 +24,8 @@ from weft.runtime.failures.failure_store import PeerFailure, first_line
 class LocalGroup:
     """The memory that the ranks of one communicator share: a place for each rank's tensors, and a barrier.
 
-    A collective is: put your tensors down, meet, read the others', meet again. After the second
-    meeting all have read, so tensors may be changed or freed.
+    In a collective each rank stores its tensors, waits at the barrier, reads the others' tensors, and
+    waits again. Then all have read, so tensors may be changed or freed.
     """
 
     def __init__(self, ranks: Sequence[int], timeout: float) -> None:

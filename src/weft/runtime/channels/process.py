@@ -44,7 +44,7 @@ class ProcessChannel(Channel):
     """One rank's end of a communicator between processes.
 
     Args:
-        board: where failures are made known to all ranks.
+        board: publishes failures to all ranks.
 
     Attributes:
         lost: the kind of errors of the backend by which a peer can be lost.
@@ -364,11 +364,11 @@ SLICE = 2**20
 @final
 @dataclass(frozen=True)
 class _Slice:
-    """A slice on its way.
+    """A slice that is being exchanged.
 
     Attributes:
-        turn: 0 or 1, in turns: slices with the same one share buffers.
-        came: for every rank, what it sent of this rank's part; at this rank's place its own.
+        turn: 0 or 1, alternating: slices with the same number share buffers.
+        came: for every rank, its piece of this rank's part, received; at this rank's place its own piece.
     """
 
     turn: int

@@ -71,7 +71,7 @@ class SharedChannel(ProcessChannel):
             link.close()
 
     def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
-        """Two ranks send each other all; of more, each reduces a part and sends it to all.
+        """Two ranks exchange everything; of more ranks, each reduces a part and sends it to all.
 
         The parts of a slice fit into the slots, so no rank waits for another to empty them.
         """
@@ -151,7 +151,7 @@ class SharedChannel(ProcessChannel):
                 self.while_waiting()
 
     def _look_again(self) -> None:
-        """For as long as it takes to fall asleep and wake up: a peer that is nearly there comes meanwhile.
+        """Spin for as long as it takes to fall asleep and wake up, because a peer may arrive within that time.
 
         Whatever else wants the core gets it at once.
         """

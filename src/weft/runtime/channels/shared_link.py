@@ -116,7 +116,7 @@ class SharedLink:
         """Begin an exchange of contiguous tensors; the one before must be over.
 
         Args:
-            own: for each place, what `take` gets of one's own; by default the place.
+            own: for each place, the own tensor that `take` gets; by default the place.
             turn: true when the next chunk may be taken.
         """
         self.turn = turn

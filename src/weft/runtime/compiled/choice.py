@@ -226,7 +226,7 @@ class KernelChoice:
 
 
 def usable_kernels(kernels: Kernels, device_type: str) -> Kernels:
-    """The kind of `kernels` that can be had on devices of this type here: "auto" is ATen code without a compiler.
+    """The usable value of `kernels` on this type of device: without a compiler "auto" becomes "aten".
 
     Raises:
         UserError: there is no such way to run kernels, no compiler for it, or others may write to

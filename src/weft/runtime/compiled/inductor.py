@@ -41,7 +41,7 @@ class CompiledFunction(NamedTuple):
 
     Attributes:
         function: takes its inputs as a list, which it empties.
-        source: Python code of the same, for `load`; None if code alone does not tell all.
+        source: Python code of the same, for `load`; None if code alone is not enough.
     """
 
     function: Boxed
@@ -67,7 +67,7 @@ def compile_boxed(
 ) -> CompiledFunction:
     """Compile a function of plain ATen ops for inputs of the shapes, strides and dtypes of `examples`.
 
-    Results have the strides that `function` gives them, and share memory with inputs where its results do. Sums may
+    Results have the strides of `function`'s results, and share memory with the same inputs. Sums may
     be added up in another order. Code compiled before, by any process, is read from disk.
     """
     with ExitStack() as stack:
@@ -199,9 +199,8 @@ _INSTEAD = f"set {FOLDER} to a folder of your own, where nobody else may write"
 def cache_folder(name: str) -> Path:
     """A folder of the cache, made and checked; it may be deleted at any time.
 
-    The cache is the folder `WEFT_CACHE`, or `weft` in the user's folder for caches. If others may
-    write to the latter, it is a folder for this user in the system's one for temporary files, and a
-    warning says so.
+    The cache is the folder `WEFT_CACHE`, or `weft` in the user's folder for caches. If others may write to the
+    latter, it is a folder for this user in the system's one for temporary files, and a warning says so.
 
     Raises:
         UserError: others may write to it; names the folder and what would work.

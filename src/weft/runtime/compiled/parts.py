@@ -42,7 +42,7 @@ from weft.runtime.torch_ops import torch_op
 @final
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The work of a part, free of names: equal parts have equal forms.
+    """A part in canonical names: equal parts have equal forms.
 
     Attributes:
         calls: with inputs named `i0, i1, …` and results `v0, v1, …`, in the order of appearance.

@@ -48,8 +48,7 @@ class Launch:
         reads: tensors that it takes, as `Work.reads` lists them.
         writes: for each of `Work.writes`, the version that is complete then; None in the middle of
             one, or where nobody reads it.
-        waits: places of acts of other queues that must have ended; none that its queue has waited
-            for already.
+        waits: places of acts of other queues that must have ended; none that its queue has waited for already.
     """
 
     place: int
@@ -264,7 +263,7 @@ class CudaLocalChannel(LocalChannel):
 @final
 @dataclass(frozen=True)
 class Backend:
-    """The parts that ranks on devices of one type run with, and talk to one another by.
+    """The functions with which ranks of one device type compute and communicate.
 
     Attributes:
         shares_memory: whether processes of one host may exchange through its memory.

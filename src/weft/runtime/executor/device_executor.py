@@ -24,7 +24,7 @@ from weft.runtime.world.world import TIMEOUT
 def launches(
     plan: RankPlan, works: Mapping[int, Work], order: Iterable[tuple[int, int]] | None = None
 ) -> tuple[Launch, ...]:
-    """The list of a rank.
+    """The launches of a rank.
 
     Args:
         order: (actor, micro-batch) of all acts; where acts of several ranks meet, the same on all

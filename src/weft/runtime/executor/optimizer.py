@@ -1,10 +1,9 @@
 """Optimizer updates on local shards, run by torch's own optimizers, or by their fused kernels alone.
 
-Every compute actor that updates parameters gets a copy of the user's optimizer that holds only that
-actor's shards, so that one `step()` sees them all together and torch's fused or foreach kernels
-apply. If a step is one call of a fused kernel, that is called without the rest of `Optimizer.step`, which outweighs
-small updates. The only user of `torch._fused_adam_`, `torch._fused_adamw_`, `torch._fused_sgd_` and of the global
-hooks of optimizers.
+Every compute actor that updates parameters gets a copy of the user's optimizer that holds only that actor's shards,
+so that one `step()` sees them all together and torch's fused or foreach kernels apply. If a step is one call of a
+fused kernel, that is called without the rest of `Optimizer.step`, which outweighs small updates. The only user of
+`torch._fused_adam_`, `torch._fused_adamw_`, `torch._fused_sgd_` and of the global hooks of optimizers.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class RankExecutor(ABC):
                 self._rank.variables[key].fill_(number)
 
     def put_constants(self, tensors: Mapping[str, Tensor]) -> None:
-        """Read tensors outside the model from where their data lie now; by these keys, those that this rank has.
+        """Read tensors outside the model from where their data lie now; by these keys, if this rank has them.
 
         Raises:
             UserError: where CUDA graphs are replayed, which read the memory of before.

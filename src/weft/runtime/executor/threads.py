@@ -41,9 +41,8 @@ _NOTHING = nullcontext()
 class ThreadExecutor(RankExecutor):
     """Runs the plan of one rank on a device that computes where it is called: a CPU.
 
-    The thread that calls `step` computes, and feeds and fetches, which takes no time; every
-    communicator has a thread of its own until `close`, in whose place the first one acts where
-    nothing else can continue meanwhile.
+    The thread that calls `step` computes, and feeds and fetches, which takes no time; every communicator has a thread
+    of its own until `close`, in whose place the first one acts where nothing else can continue meanwhile.
 
     Args:
         turns: the acts of a step that take memory, in the order of the plan, and what each waits for; without them
@@ -114,7 +113,7 @@ class ThreadExecutor(RankExecutor):
                 self._compute.receive(self._wait())
 
     def _call_others(self) -> None:
-        """Have done what the compute queue has sent: here, if it is all that the rank can do, or by other threads.
+        """Run the work that the compute queue has sent: here, if the rank can do nothing else, or in other threads.
 
         Were there anything else that could continue, it might give the compute queue an act, for which
         the peers might wait before they come to the communication that runs here.

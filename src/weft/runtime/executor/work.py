@@ -41,7 +41,7 @@ from weft.runtime.recording import note_gradients
 @final
 @dataclass(frozen=True)
 class Rank:
-    """Everything that the actors of a rank work with.
+    """The data that the actors of a rank work with.
 
     Attributes:
         variables: shards of all inputs of the plan that are not batch; states that the optimizer

@@ -316,8 +316,7 @@ class Accumulate:
     """`weft.accumulate(x, reduction)`: the reduction of `x` over the micro-batches, in place.
 
     Args:
-        owned: true if nobody else reads or keeps the memory of `x`, so that the first one may take
-            the others in.
+        owned: true if nobody else reads or keeps the memory of `x`, so that the first one may take the others in.
     """
 
     def __init__(self, micro_batches: int, owned: bool) -> None:

@@ -187,7 +187,7 @@ def _parameters(graph: LogicalGraph, arguments: tuple[object, ...]) -> Iterator[
 
 
 def parameter_of(graph: LogicalGraph, at: object) -> Input | None:
-    """The parameter that an argument is, turned or cast; None if it is none."""
+    """The parameter that an argument is, turned or cast; None if it is not a parameter."""
     while isinstance(at, Ref):
         maker = graph.producers[at.name]
         if isinstance(maker, Input):
