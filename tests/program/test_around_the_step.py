@@ -176,6 +176,8 @@ def test_modules_with_two_names(kind: str) -> None:
 class Remembering(nn.Module):
     """Replaces a buffer, caches a tensor, counts in a list."""
 
+    mean: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 8)
@@ -205,6 +207,9 @@ def test_buffers_that_are_replaced_and_caches() -> None:
 class Recurrent(nn.Module):
     """Carries its last hidden values, and those before, from step to step, as in truncated backpropagation."""
 
+    last: torch.Tensor
+    before: torch.Tensor
+
     def __init__(self, last_first: bool) -> None:
         super().__init__()
         self.cell = nn.GRUCell(8, 8)
@@ -224,6 +229,9 @@ def test_a_buffer_is_replaced_whose_old_values_the_backward_needs(last_first: bo
 
 class Swapping(nn.Module):
     """Buffers that take each other's place."""
+
+    one: torch.Tensor
+    two: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -386,6 +394,8 @@ def test_a_parameter_that_the_step_replaces_is_refused() -> None:
 
 def test_a_buffer_of_another_shape_is_refused() -> None:
     class Growing(nn.Module):
+        past: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(8, 8)

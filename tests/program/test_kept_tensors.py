@@ -323,6 +323,8 @@ def test_tensors_of_the_last_step_are_refused(form: Callable[[], Any], named: st
 class Filled(nn.Linear):
     """Fills an empty buffer in its first forward."""
 
+    scale: torch.Tensor | None
+
     def __init__(self, fill: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__(3, 2)
         self.fill = fill

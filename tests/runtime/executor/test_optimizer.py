@@ -125,9 +125,15 @@ def test_kernels_called_directly_do_what_a_step_does(name, monkeypatch):
     user, _ = optimizer_of(name, [t.clone() for t in parameters().values()])
     variables = Variables(parameters())
     shards = OptimizerUpdates(user, updates(name), variables)
-    own_steps = []
-    monkeypatch.setattr(shards._optimizer, "step", lambda: own_steps.append(step) or inner())
+    own_steps: list[int] = []
     inner = type(user).step.__get__(shards._optimizer)
+    step = 0
+
+    def noted():
+        own_steps.append(step)
+        return inner()
+
+    monkeypatch.setattr(shards._optimizer, "step", noted)
     for step in range(6):
         rate = torch.tensor(0.05, dtype=torch.float64) if step == 3 else 0.1 / (step + 1)
         user.param_groups[1]["lr"], whole.param_groups[1]["lr"] = rate, float(rate)
