@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import build
 from build import value
-from weft.hardware.durations import call_text, lying, makers_of
-from weft.ir.plan import LocalCall
+from weft.hardware import default_device
+from weft.hardware.costs import Cost
+from weft.hardware.durations import Durations, call_text, lying, makers_of
+from weft.ir.plan import Compute, LocalCall, LocalUpdate
+from weft.units import Seconds
 
 X, W = value("x", 6, 4), value("w", 5, 4)
 FLAT = build.call("aten.view.default", (W.ref, (20,)), value("flat", 20))
@@ -39,3 +44,22 @@ def test_a_view_in_order_of_one_that_is_not_is_named_too() -> None:
     read = build.call("aten.neg.default", (value("reshaped", 20).ref,), value("made", 20))
     lies = lying(read, makers_of((*NODES, flat)), values)
     assert lies == (f"aten.reshape.default({TURNED_TEXT}, [20])",)
+
+
+class Noting:
+    """The usual device, whose updates take a second for each that runs together with them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(default_device("cpu"), name)
+
+    def of_update(self, rank: int, rule: str, moved: int, together: int = 1) -> Cost:
+        return Cost(Seconds(float(together)))
+
+
+def test_updates_of_one_rule_run_together_and_calls_alone() -> None:
+    rules = ("SGD", "Adam", "SGD", "SGD")
+    parts = [LocalUpdate(rule, "x", "x", (), 0, f"x{place}") for place, rule in enumerate(rules)]
+    act = Compute(0, (*parts, FLAT), (), ())
+    *updates, call = Durations(Noting(), ()).of_act(act, VALUES, 0, makers_of(NODES))
+    assert [cost.seconds for cost in updates] == [3.0, 1.0, 3.0, 3.0]
+    assert call.seconds == Durations(default_device("cpu"), ()).node(FLAT, VALUES)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from weft.capture.python.caches import kept_results
+from weft.capture.python.caches import depending, kept_results
 from weft.capture.python_guards import Guard
 
 
@@ -95,3 +96,43 @@ def test_functions_are_found_in_methods_and_partials_once() -> None:
 
 def test_caches_of_libraries_are_left_alone() -> None:
     assert guards_of(torch.fx.operator_schemas.get_signature_for_torch_op, len, 3) == []
+
+
+DEPENDS: dict[str, Callable[[Any], Any]] = {
+    "values": lambda x: x + 1,
+    "a size that a value gives": lambda x: torch.ones(2).mul(x.sum()),
+    "random numbers": lambda x: torch.rand(3),
+    "a write in place": lambda x: torch.zeros(2).add_(x),
+    "a view of what is written": lambda x: written_later(torch.zeros(2), x)[0],
+    "a base of what is written": lambda x: written_later(torch.zeros(2), x)[1],
+}
+DEPENDS_NOT: dict[str, Callable[[Any], Any]] = {
+    "a shape": lambda x: torch.zeros_like(x) + 1,
+    "shape and dtype of a new tensor": lambda x: x.new_full((3,), 2.0).exp(),
+    "constants": lambda x: torch.arange(4) * 2,
+    "a write of a constant": lambda x: torch.zeros(2).add_(1.0),
+}
+
+
+def written_later(zeros: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A view, and what it is of, that is written behind it."""
+    view = zeros[:1]
+    zeros[1:].copy_(x[1:])
+    return view, zeros
+
+
+def depends(function: Callable[[Any], Any]) -> bool:
+    """Whether the last value of a function's graph depends on its argument, or on chance."""
+    graph = make_fx(function)(torch.ones(2)).graph
+    (output,) = graph.find_nodes(op="output")
+    return output.args[0] in depending(graph, graph.find_nodes(op="placeholder"))
+
+
+@pytest.mark.parametrize("name", DEPENDS)
+def test_what_depends_on_the_batch_or_on_chance(name: str) -> None:
+    assert depends(DEPENDS[name])
+
+
+@pytest.mark.parametrize("name", DEPENDS_NOT)
+def test_what_is_the_same_in_every_step(name: str) -> None:
+    assert not depends(DEPENDS_NOT[name])
