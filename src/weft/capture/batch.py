@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import torch
 
@@ -14,9 +14,6 @@ from weft.capture.python.unbacked import is_unbacked, tensor_of
 from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import BatchError, CaptureError
 from weft.ops.cost import dtype_name
-
-# An entry of a batch as one of the whole batch, where a process has only a part.
-Whole: TypeAlias = Callable[[Any], Any]
 
 
 @final
@@ -76,9 +73,9 @@ class BatchSpec:
             leaves[key] = leaf
         return leaves
 
-    def note_constants(self, batch: Any, whole: Whole = lambda leaf: leaf) -> None:
+    def note_constants(self, batch: Any) -> None:
         """Note the leaves of a later batch that are not tensors; nothing if it is built differently."""
-        found, tree = self._flattened(batch, whole)
+        found, tree = self._flattened(batch)
         if self._is_built_alike(found, tree):
             self.constants.update(_constants(found))
 
@@ -92,30 +89,27 @@ class BatchSpec:
         """Rows of the whole batch: the first dimension of its first tensor."""
         return next((leaf.shape[0] if leaf.shape else 1 for leaf in self.tensors), 0)
 
-    def flatten_batch(
-        self, batch: Any, whole: Whole = lambda leaf: leaf
-    ) -> dict[str, torch.Tensor]:
-        """The tensors of a later batch by key, each as `whole` gives it.
+    def flatten_batch(self, batch: Any) -> dict[str, torch.Tensor]:
+        """The tensors of a later batch by key.
 
         Raises:
             BatchError: naming the first leaf whose place, shape or dtype differs.
         """
-        found, tree = self._flattened(batch, whole)
+        found, tree = self._flattened(batch)
         self._check_structure([key for key, _ in found], tree)
         for expected, (_, leaf) in zip(self.leaves, found, strict=True):
             _check_leaf(expected, leaf)
         return {key: leaf for key, leaf in found if isinstance(leaf, torch.Tensor)}
 
-    def differs_in_shape(self, batch: Any, whole: Whole = lambda leaf: leaf) -> bool:
+    def differs_in_shape(self, batch: Any) -> bool:
         """True if a later batch differs in nothing but shapes, if at all, with as many dimensions."""
-        found, tree = self._flattened(batch, whole)
+        found, tree = self._flattened(batch)
         return self._is_built_alike(found, tree) and all(
             map(_alike, self.leaves, [leaf for _, leaf in found])
         )
 
-    def _flattened(self, batch: Any, whole: Whole) -> tuple[list[tuple[str, Any]], Tree]:
-        found, tree = leaves_of(in_order_of_template(unflatten([*self.leaves], self.tree), batch))
-        return [(key, whole(leaf)) for key, leaf in found], tree
+    def _flattened(self, batch: Any) -> tuple[list[tuple[str, Any]], Tree]:
+        return leaves_of(in_order_of_template(unflatten([*self.leaves], self.tree), batch))
 
     def _is_built_alike(self, leaves: Sequence[tuple[str, Any]], tree: Tree) -> bool:
         return self._keys == [key for key, _ in leaves] and tree == self.tree

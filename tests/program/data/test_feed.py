@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from weft.errors import BatchError
 from weft.layout import Broadcast, Layout, Placement, Split
-from weft.program.data.feed import BatchPlaceholders, RowsOfBatch, rows_in, rows_of
+from weft.program.data.feed import RowsOfBatch, WholeBatch, rows_in, rows_of
 from weft.runtime.memory.state import region_part
 
 
@@ -37,8 +37,8 @@ def test_parts_of_rows(data: st.DataObject) -> None:
 
 def test_stand_ins_are_whole() -> None:
     batch = RowsOfBatch({"x": torch.zeros(2, 3), "scale": torch.ones(1), "n": 4}, [1, 5], 6)
-    given = BatchPlaceholders(batch)
-    whole = given.whole()
+    given = WholeBatch(batch)
+    whole = given.nest
     assert (whole["x"].shape, whole["x"].device.type, whole["n"]) == ((6, 3), "meta", 4)
     assert whole["scale"] is batch.batch["scale"]
     assert given.held[id(whole["x"])] is batch.batch["x"]
@@ -52,6 +52,6 @@ def test_rows_that_were_not_loaded_are_named() -> None:
     batch = RowsOfBatch(torch.zeros(2, 3), [0, 1], 6)
     with pytest.raises(
         BatchError,
-        match=r"batch leaf x lies otherwise in this program .* row 2 .*weft.Loader\(…, evaluation\)",
+        match=r"batch leaf x is laid out otherwise in this program .* row 2 .*weft.Loader\(…, evaluation\)",
     ):
         batch.part("x", torch.zeros(2, 3), (6, 3), ((1, 2), (0, 3)))

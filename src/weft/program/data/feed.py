@@ -141,24 +141,28 @@ class LoadedLeaf:
 
 
 @final
-class BatchPlaceholders:
-    """Makes leaves of the whole batch of the entries of a batch, without values where this process has only a part.
+class WholeBatch:
+    """The whole batch of the entries of a batch, with stand-ins without values if this process has only a part.
 
     A tensor that has not as many rows as `RowsOfBatch` is the same for the whole batch, and stands for itself.
 
     Attributes:
         rows: that this process has; None if it has all of plain tensors.
         held: by the id of a stand-in, what this process has: rows, or parts of a global tensor.
+        nest: of the leaves of the whole batch.
     """
 
     def __init__(self, batch: Any) -> None:
         batch = whole_batch_of(batch)
         self.rows = batch if isinstance(batch, RowsOfBatch) else None
-        self.batch = batch if self.rows is None else self.rows.batch
+        own = batch if self.rows is None else self.rows.batch
         self.held: dict[int, Tensor] = {}
+        leaves, tree = leaves_of(own)
+        wholes = [self._whole(leaf) for _, leaf in leaves]
+        alike = all(x is y for (_, x), y in zip(leaves, wholes, strict=True))
+        self.nest = own if alike else unflatten(wholes, tree)
 
-    def __call__(self, leaf: Any) -> Any:
-        """The leaf of the whole batch."""
+    def _whole(self, leaf: Any) -> Any:
         if isinstance(leaf, GlobalTensor):
             shape = tuple(leaf.shape)
         elif self.rows is None:
@@ -169,16 +173,9 @@ class BatchPlaceholders:
             shape = (self.rows.size, *leaf.shape[1:])
         else:
             return leaf
-        made = torch.empty(shape, dtype=leaf.dtype, device="meta")
-        self.held[id(made)] = leaf
-        return made
-
-    def whole(self) -> Any:
-        """The whole batch."""
-        found, tree = leaves_of(self.batch)
-        made = [self(leaf) for _, leaf in found]
-        alike = all(x is y for (_, x), y in zip(found, made, strict=True))
-        return self.batch if alike else unflatten(made, tree)
+        stand_in = torch.empty(shape, dtype=leaf.dtype, device="meta")
+        self.held[id(stand_in)] = leaf
+        return stand_in
 
 
 @final
@@ -239,11 +236,13 @@ class Feeder:
 
         Raises BatchError when the batch differs from the example.
         """
-        given, held = BatchPlaceholders(batch), dict[str, Tensor]()
-        leaves = self._spec.read_batch(batch) if given.rows is None else None
+        rows, held = batch if isinstance(batch, RowsOfBatch) else None, dict[str, Tensor]()
+        leaves = self._spec.read_batch(batch) if rows is None else None
         if leaves is None:  # in any container, or global tensors, or only some rows are here
-            leaves = self._spec.flatten_batch(given.batch, given)
-            held = {key: given.held[id(x)] for key, x in leaves.items() if id(x) in given.held}
+            whole_batch = WholeBatch(batch)
+            leaves = self._spec.flatten_batch(whole_batch.nest)
+            own = whole_batch.held
+            held = {key: own[id(leaf)] for key, leaf in leaves.items() if id(leaf) in own}
             leaves = {key: leaf for key, leaf in leaves.items() if key not in held}
             for key, leaf in leaves.items():
                 if leaf.is_meta:
@@ -262,15 +261,15 @@ class Feeder:
             region = self._regions[rank][key]
             if key in shards:
                 return laid_parts[key][rank]
-            if given.rows is not None and key in held:
-                return given.rows.part(key, held[key], self._shapes[key], region)
+            if rows is not None and key in held:
+                return rows.part(key, held[key], self._shapes[key], region)
             return region_part(whole[key], region)
 
         parts = {
             rank: {key: laid(part(key, rank), device) for key in self._regions[rank]}
             for rank, device in self._devices.items()
         }
-        samples = None if given.rows is None else given.rows.samples
+        samples = None if rows is None else rows.samples
         return CutParts(parts, leaves, shards, held.keys() - shards.keys(), samples)
 
     @property
@@ -323,9 +322,8 @@ class Feeder:
 
     def takes(self, batch: Any) -> bool:
         """True if a batch looks as the example did."""
-        given = BatchPlaceholders(batch)
         try:
-            self._spec.flatten_batch(given.batch, given)
+            self._spec.flatten_batch(WholeBatch(batch).nest)
         except BatchError:
             return False
         return True
@@ -333,13 +331,11 @@ class Feeder:
     def note_constants(self, batch: Any) -> None:
         """Note what is not a tensor in a batch, for the guards to compare."""
         if self._spec.constants:
-            given = BatchPlaceholders(batch)
-            self._spec.note_constants(given.batch, given)
+            self._spec.note_constants(WholeBatch(batch).nest)
 
     def differs_in_shape(self, batch: Any) -> bool:
         """True if a batch is built like the example, but for shapes of its tensors."""
-        given = BatchPlaceholders(batch)
-        return self._spec.differs_in_shape(given.batch, given)
+        return self._spec.differs_in_shape(WholeBatch(batch).nest)
 
 
 def layouts_on(graph: LogicalGraph, rank: int, *roles: Role) -> dict[str, Layout]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, final
@@ -95,20 +95,15 @@ class RunningMeans:
 
     def add(self, result: Any) -> None:
         """Add what a step has returned: a loss, alone or first, or numbers by name."""
-        for name, number in _numbers(result):
-            total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = total + number.detach().double(), count + 1
+        while isinstance(result, Sequence) and result and not isinstance(result, str):
+            result = result[0]
+        numbers = result if isinstance(result, Mapping) else {"loss": result}
+        for name, number in numbers.items():
+            if isinstance(number, Tensor) and number.numel() == 1 and not number.is_complex():
+                total, count = self._sums.get(str(name), (0.0, 0))
+                self._sums[str(name)] = total + number.detach().double(), count + 1
 
     def taken(self) -> dict[str, float]:
         """The means by name; from here on others begin."""
         sums, self._sums = self._sums, {}
         return {name: total.item() / count for name, (total, count) in sums.items()}
-
-
-def _numbers(result: Any) -> Iterator[tuple[str, Tensor]]:
-    while isinstance(result, Sequence) and result and not isinstance(result, str):
-        result = result[0]
-    named = result if isinstance(result, Mapping) else {"loss": result}
-    for name, x in named.items():
-        if isinstance(x, Tensor) and x.numel() == 1 and not x.is_complex():
-            yield str(name), x

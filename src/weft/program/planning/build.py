@@ -29,7 +29,7 @@ from weft.ir.nodes import MASTER, VARIABLE_ROLES
 from weft.ir.plan import RankPlan
 from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split
 from weft.program.agreement import differences, gathered, run_on_all
-from weft.program.data.feed import BatchPlaceholders, layouts_of_shards, layouts_on
+from weft.program.data.feed import WholeBatch, layouts_of_shards, layouts_on
 from weft.program.live.ownership import LiveShardings
 from weft.program.setting import ProgramSetting
 from weft.runtime.channels.channel import Channel
@@ -178,7 +178,7 @@ def evaluation(
         setting.model,
         function,
         None,
-        BatchPlaceholders(batch).whole(),
+        WholeBatch(batch).nest,
         device_type,
         training=False,
         precision=precision.compute,

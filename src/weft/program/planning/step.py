@@ -26,7 +26,7 @@ from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
 from weft.program.agreement import LEAF
 from weft.program.checksums import checksums, is_checked_step
-from weft.program.data.feed import BatchPlaceholders, layouts_of_shards
+from weft.program.data.feed import WholeBatch, layouts_of_shards
 from weft.program.live.variables import unwrap_model
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.strategy.precision import Precision, precision_of
@@ -83,7 +83,7 @@ class Step:
         self.optimizer = optimizer
         self.example_batch = example_batch
         self.optimizers = optimizers_of(optimizer)
-        self._batch = BatchPlaceholders(example_batch).whole()
+        self._batch = WholeBatch(example_batch).nest
         # How leaves of the example are laid out that are global tensors.
         self.leaves = layouts_of_shards(example_batch)
         self._known: list[_CaptureFor] = []

@@ -34,10 +34,10 @@ from weft.planning.progress import uncollected
 from weft.program.agreement import gathered, run_on_all
 from weft.program.checksums import BatchChecksums
 from weft.program.data.feed import (
-    BatchPlaceholders,
     CutParts,
     Feeder,
     RowsOfBatch,
+    WholeBatch,
     shares_of,
     whole_batch_of,
 )
@@ -216,7 +216,7 @@ class Variants:
             if variant.serves(batch):
                 enter(variant.name)
                 return variant
-        whole = BatchPlaceholders(batch).whole()
+        whole = WholeBatch(batch).nest
         shapes = _shapes(describe_batch(whole))
         values = all(each.guards.changed() for each in self._all)
         if values and self._for_values + 1 == MOST:
