@@ -382,6 +382,59 @@ def test_what_other_modules_of_the_user_hold(
     assert len(planned()) == 1
 
 
+REGISTRY: dict[str, Any] = {}
+
+
+def imported(_: Any) -> Any:
+    import settings_of_a_user as module  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    return module.SCALE
+
+
+OF_VALUES: dict[str, Callable[[Any], Any]] = {
+    "class-in-dict": lambda _: REGISTRY["class"].RATE,
+    "class-of-argument": lambda _: rate(REGISTRY["list"][0]),
+    "module-in-dict": lambda _: REGISTRY["module"].SCALE,
+    "imported": imported,
+}
+
+
+def rate(owner: Any) -> Any:
+    return owner.RATE
+
+
+@pytest.mark.parametrize("read", OF_VALUES.values(), ids=OF_VALUES)
+def test_classes_and_modules_that_are_values(
+    read: Any, planned: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = module_of_user()
+    constants = module.Constants
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    held = {"class": constants, "list": [constants], "module": module}
+    monkeypatch.setitem(globals(), "REGISTRY", held)
+
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> Any:
+        return squares(model, batch) * read(batch)
+
+    both = Both(nn.Linear(8, 8), loss_fn)
+    both.step()
+    both.step()
+    assert not planned()
+    module.SCALE = constants.RATE = 3.0
+    both.step()
+    assert len(planned()) == 1
+
+
+def test_a_class_in_an_attribute(
+    planned: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Both(Reading(Base, lambda held: held.power))
+    both.step()
+    monkeypatch.setattr(Base, "power", 3.0)
+    both.step()
+    assert len(planned()) == 1
+
+
 class Times(torch.autograd.Function):
     """Reads attributes of its class, and a global in its backward."""
 

@@ -33,6 +33,7 @@ from weft.capture.python.reachable import (
     cells_of,
     getattr_names,
     globals_of,
+    imported_by,
     is_user_code,
     names_in,
     plain_function,
@@ -111,8 +112,8 @@ class Walk(ABC):
         self._functions: set[int] = set()
         # With the user's names of them.
         self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
-        # The user's classes that functions reach, and the names that were looked up in them.
-        self._classes: dict[type, frozenset[str]] = {}
+        # The user's classes that functions reach, and modules that are values; the names that were looked up in them.
+        self._looked_up: dict[type | types.ModuleType, frozenset[str]] = {}
         # The classes of modules and objects that were there before the step.
         self._of_objects: set[type] = set()
         self._spaces: dict[type, Mapping[str, Any]] = {}
@@ -154,6 +155,8 @@ class Walk(ABC):
             self.function(value)
         if isinstance(value, torch.Tensor):
             self.on_tensor(value, text)
+        elif isinstance(value, type | types.ModuleType):
+            self._in_namespace(value)
         elif alone(value) or id(value) in self._positions:
             return
         elif position := position_of(value, text):
@@ -199,7 +202,7 @@ class Walk(ABC):
         container = isinstance(value, CONTAINERS)
         if reads_noted and has_own_reads(type(value)):  # which may pass by what is noted
             written = reads_noted = False
-        if not container and (reads_noted or isinstance(value, type | types.ModuleType)):
+        if reads_noted and not container:
             return
         written = written and self._by_literal_keys(value, name)
         known = (len(self.named), len(self.keys))
@@ -368,7 +371,7 @@ class Walk(ABC):
             seen: the values of its globals and closures.
         """
         names = names_in(function.__code__)
-        for value in seen:
+        for value in (*seen, *imported_by(function)):
             if isinstance(value, types.ModuleType):
                 self._in_module(value, names)
             elif isinstance(value, type):
@@ -380,11 +383,10 @@ class Walk(ABC):
                 self.add(Guard(held, key, held.get(key, MISSING), f"os.environ[{text!r}]"))
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.inside(value, f"a default of {function.__qualname__}")
-        # Classes are passed on as arguments, so that any function may use the names in them.
+        # Classes and modules are passed on as arguments, so that any function may use the names in them.
         by_class = () if self.named.isdisjoint(_BY_CLASS) else self._of_objects
-        for cls in (*self._classes, *by_class):
-            if self._classes.get(cls) != self.named:
-                self._in_class(cls, self.named)
+        for space in (*self._looked_up, *by_class):
+            self._in_namespace(space)
 
     def _in_module(
         self, module: types.ModuleType, names: frozenset[str], depth: int = _MODULES
@@ -410,7 +412,17 @@ class Walk(ABC):
         """Watch the names in the class of an object, where a function may ask for its class."""
         self._of_objects.add(cls)
         if not self.named.isdisjoint(_BY_CLASS):
-            self._in_class(cls, self.named)
+            self._in_namespace(cls)
+
+    def _in_namespace(self, space: type | types.ModuleType) -> None:
+        """Watch all names of the step's functions in a class or module of the user's."""
+        if self._looked_up.get(space) == self.named:
+            return
+        if isinstance(space, type):
+            self._in_class(space, self.named)
+        elif users_module(space.__name__):
+            self._looked_up[space] = self.named
+            self._in_module(space, self.named)
 
     def _in_class(self, cls: type, names: frozenset[str]) -> None:
         """Watch some names in a class of the user's."""
@@ -418,7 +430,7 @@ class Walk(ABC):
             return
         if type(cls) is not type:
             self._in_class(type(cls), names)
-        self._classes[cls] = self._classes.get(cls, frozenset()) | names
+        self._looked_up[cls] = self._looked_up.get(cls, frozenset()) | names
         for name in sorted(names.intersection(*[{x for each in cls.__mro__ for x in vars(each)}])):
             self.read_of(cls, name)
             self.of_class(cls, name)
@@ -469,7 +481,7 @@ class Walk(ABC):
         self._descriptor(value)
         if isinstance(value, classmethod) and (plain := plain_function(value.__func__)):
             names = names_in(plain.__code__)
-            if not names <= self._classes.get(cls, frozenset()):
+            if not names <= self._looked_up.get(cls, frozenset()):
                 self._in_class(cls, names)
 
     def _descriptor(self, value: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import re
+import sys
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
@@ -86,6 +87,16 @@ def globals_of(function: types.FunctionType) -> list[tuple[dict[str, Any], str]]
     if standard(function.__code__.co_filename):
         return []
     return [(function.__globals__, name) for name in _globals_in(function.__code__)]
+
+
+def imported_by(function: types.FunctionType) -> list[types.ModuleType]:
+    """The modules that a function imports by itself, from above its own package too."""
+    steps = (step for each in codes_in(function.__code__) for step in dis.get_instructions(each))
+    names = {step.argval for step in steps if step.opname == "IMPORT_NAME"}
+    packages = (function.__globals__.get("__package__") or "").split(".")
+    above = ["", *(".".join(packages[: end + 1]) + "." for end in range(len(packages)))]
+    modules = (sys.modules.get(parent + name) for parent in above for name in sorted(names))
+    return [each for each in modules if each is not None]
 
 
 def cells_of(function: types.FunctionType) -> list[tuple[str, Any]]:

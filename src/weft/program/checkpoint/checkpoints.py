@@ -149,7 +149,7 @@ class Checkpoints:
 
     Attributes:
         path: the folder, on a file system that all processes see.
-        every: how many steps are laid out between two that `save_when_due` writes.
+        every: the number of steps from one that `save_when_due` writes to the next.
         keep: how many of the newest stay; those before are taken away. The one of the least score stays, too.
         wait: False continues as soon as all is copied, as `Program.save` does; one more may stay then.
         score: of the figures of `weft.fit`, the one that is best where it is least.

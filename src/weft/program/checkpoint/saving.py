@@ -70,7 +70,7 @@ class ProgramSaving(ProgramPart):
         state = self._state()
         about = about_program(core.setting, core.steps, core.step.optimizers)
         groups = zlib.crc32(json.dumps(about["groups"]).encode())
-        core.enter(f"save {place}, options {groups:x}")
+        core.enter(f"save {place}, wait={wait}, replace={replace}, options {groups:x}")
         core.training.take()
         self._check_no_gradients("save")
         before, self._writing = self._writing, None
@@ -118,7 +118,7 @@ class ProgramSaving(ProgramPart):
         model_only = model_only or isinstance(path, Weights)
         core, world = self._core, self.world
         core.check_open("load")
-        core.enter(f"load {place}")
+        core.enter(f"load {place}" + (", model_only=True" if model_only else ""))
 
         def settle() -> None:
             self._written()
@@ -147,7 +147,7 @@ class ProgramSaving(ProgramPart):
                 when rounded, so that `load_full_state_dict` continues exactly there.
         """
         core, model = self._core, self._core.setting.model
-        core.enter("full_state_dict")
+        core.enter("full_state_dict of FP32 main parameters" if masters else "full_state_dict")
         # A process that does not call it is told of here, also where no tensor needs an exchange.
         names = run_on_all(core.setting.world, "names", lambda: state_dict_names(model))
         variables = named_variables(model)
