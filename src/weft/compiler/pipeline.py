@@ -280,7 +280,12 @@ def lower(
     local = localize_all(graph, planned, groups, stages.homes, context.cache)
     whole = before and before.weighed and before.parts == 1 and all(x.taken for x in laid.deduced)
     related = families(graph, groups)
-    cut = BatchCut() if whole else _cut(laid, local, groups, related)
+    cut = BatchCut()
+    if not whole and may_cut(graph, context.options):
+        # What the first rank finds best, all take.
+        first = min(every)
+        program = local.get(first) or localize(graph, first, groups, stages.homes)
+        cut = context.cache.of(best_cut, program, groups, related, context.costs, context)
     programs = run_on_programs(ON_RANKS, local.values(), replace(context, parts=cut.parts))
     schedule = plan_ranks(PLAN, programs, groups, context, classes if together else {}, related)
     schedule = replace(schedule, classes=classes)
@@ -317,18 +322,3 @@ def _compiled(laid: LaidOutStep, lowered: LoweredStep, wanted: Sequence[int] | N
         lowered.families,
         tuple(peak for peak in held if peak.rank in ranks),
     )
-
-
-def _cut(
-    laid: LaidOutStep,
-    local: Mapping[int, LocalProgram],
-    groups: tuple[Communicator, ...],
-    related: Mapping[int, tuple[int, ...]],
-) -> BatchCut:
-    """Into how many parts the batch is cut: what the first rank finds best, all take."""
-    boxed, context = laid.graph, laid.context
-    if not may_cut(boxed, context.options):
-        return BatchCut()
-    first = min(context.placement.ranks)
-    program = local.get(first) or localize(boxed, first, groups, context.stages.homes)
-    return context.cache.of(best_cut, program, groups, related, context.costs, context)

@@ -168,24 +168,13 @@ def join_losses(program: LocalProgram, context: Context) -> LocalProgram:
     Classes must not be split, nothing else may read the gradient of the log-probabilities. The joined one takes a few
     rows at a time: where calls are launched, those would be too many launches.
     """
-    launched = is_launched(context.placement.device_type)
-    wanted = context.options.own_kernels and not launched
-    joined = dict(_joined(program)) if wanted else {}
-    if not joined:
+    if is_launched(context.placement.device_type) or not context.options.own_kernels:
         return program
-    nodes = (joined.get(place, node) for place, node in enumerate(program.nodes))
-    kept = tuple(node for node in nodes if node is not None)
-    made = {value.name for node in kept for value in node.makes}
-    gone = {value.name for node in program.nodes for value in node.makes} - made
-    origins = {name: origin for name, origin in program.origins.items() if name not in gone}
-    return replace(program, nodes=kept, loop=program.loop - gone, origins=origins)
-
-
-def _joined(program: LocalProgram) -> Iterator[tuple[int, LocalCall | None]]:
-    """The calls that take the place of nodes, by their numbers; None for a node that nothing replaces."""
     reads = Counter(name for node in program.nodes for name in node.reads)
     reads.update(output.name for output in program.outputs)
     losses: dict[str, tuple[int, LocalCall]] = {}
+    # The calls that take the place of nodes, by their numbers; None for a node that nothing replaces.
+    joined: dict[int, LocalCall | None] = {}
     for place, node in enumerate(program.nodes):
         match node:
             case LocalCall(op="aten.nll_loss_backward.default", outputs=(made,)) if made:
@@ -195,7 +184,15 @@ def _joined(program: LocalProgram) -> Iterator[tuple[int, LocalCall | None]]:
                 before, loss = losses.get(name, (0, None))
                 call = loss and _join(program, loss, node)
                 if call:
-                    yield from ((before, None), (place, call))
+                    joined |= {before: None, place: call}
+    if not joined:
+        return program
+    nodes = (joined.get(place, node) for place, node in enumerate(program.nodes))
+    kept = tuple(node for node in nodes if node is not None)
+    left = {value.name for node in kept for value in node.makes}
+    gone = {value.name for node in program.nodes for value in node.makes} - left
+    origins = {name: origin for name, origin in program.origins.items() if name not in gone}
+    return replace(program, nodes=kept, loop=program.loop - gone, origins=origins)
 
 
 def _join(program: LocalProgram, loss: LocalCall, softmax: LocalCall) -> LocalCall | None:

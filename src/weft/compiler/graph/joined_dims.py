@@ -209,7 +209,10 @@ def pieces_of(call: OpCall, dim: int, joins: bool) -> tuple[Piece, ...]:
     Nothing where it does neither.
     """
     if call.op in (GLU, GLU_BACKWARD):
-        return _of_glu(call, dim, joins)
+        backward, spec = call.op == GLU_BACKWARD, call.operands[-1]
+        same = normal_dim(argument(call, 1 + backward, "dim", -1), len(spec.shape)) == dim
+        half = spec.shape[dim] // 2
+        return ((0, half), (half, 2 * half)) if same and (backward or not joins) else ()
     if joins:
         return _joined(call, dim)
     spec = call.operands[0]
@@ -326,14 +329,6 @@ def _joined(call: OpCall, dim: int) -> tuple[Piece, ...]:
 
 def _in_a_row(sizes: Iterable[int]) -> tuple[Piece, ...]:
     return tuple(pairwise((0, *accumulate(sizes))))
-
-
-def _of_glu(call: OpCall, dim: int, joins: bool) -> tuple[Piece, ...]:
-    backward = call.op == GLU_BACKWARD
-    spec = call.operands[-1]
-    same = normal_dim(argument(call, 1 + backward, "dim", -1), len(spec.shape)) == dim
-    half = spec.shape[dim] // 2
-    return ((0, half), (half, 2 * half)) if same and (backward or not joins) else ()
 
 
 def _range(call: OpCall, size: int, first: int) -> tuple[int, int]:

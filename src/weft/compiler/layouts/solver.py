@@ -137,7 +137,13 @@ class _MadeTables:
         key = ("sum", len(variables), *map(id, tables), *places)
 
         def make() -> tuple[Table, float]:
-            least: Table = _summed(tables, places, len(variables)).min(axis=-1)
+            total: Table = np.zeros((1,) * len(variables))
+            for table, where in zip(tables, places, strict=True):
+                shape = [1] * len(variables)
+                for at, size in zip(where, table.shape, strict=True):
+                    shape[at] = size
+                total = total + table.transpose(np.argsort(where)).reshape(shape)
+            least: Table = total.min(axis=-1)
             return _without_least(least, least.shape)
 
         return self.get(key, tables, make)
@@ -272,17 +278,6 @@ def _without_least(table: Table, shape: tuple[int, ...]) -> tuple[Table, float]:
 def _along(table: Table, where: Sequence[int]) -> Table:
     column: Table = table[tuple(slice(None) if place < 0 else place for place in where)]
     return column
-
-
-def _summed(tables: Sequence[Table], places: Sequence[tuple[int, ...]], dims: int) -> Table:
-    """The sum of tables as one of `dims` dimensions; `places` says which of them each one has."""
-    total: Table = np.zeros((1,) * dims)
-    for table, where in zip(tables, places, strict=True):
-        shape = [1] * dims
-        for place, size in zip(where, table.shape, strict=True):
-            shape[place] = size
-        total = total + table.transpose(np.argsort(where)).reshape(shape)
-    return total
 
 
 def _improve(

@@ -67,7 +67,16 @@ class _SequenceFirstWriter:
         ends = [node for node in self.graph.nodes if isinstance(node, (Update, Output))]
         for node in self.graph.nodes[: len(self.graph.nodes) - len(ends)]:
             if isinstance(node, Call) and merges(self.graph, node, self.tokens):
-                self._merge(node)
+                # [n, time, …] -> [groups, each, time, …] -> [groups, time, each, …] -> [n·time, …].
+                self._plain(node, node.operands[0])
+                source, target = self.graph.values[node.operands[0]], only_result(node)
+                self.rows[target.name] = 0
+                first = self.merged.setdefault((source.name, target.shape), target.name)
+                if first == target.name:
+                    cut = self.tokens.cut(source.shape[1:], 0)
+                    self._turned(node, source, cut, 1, self._moved(target))
+                else:
+                    self.same[target.name] = first
             elif isinstance(node, Call) and any(name in self.rows for name in node.uses):
                 self._call(node)
             else:
@@ -121,18 +130,6 @@ class _SequenceFirstWriter:
         call = nodes.renamed(node, renamed)
         assert isinstance(call, Call)  # as it was
         self.nodes.append(call.changed(outputs=tuple(outputs)))
-
-    def _merge(self, node: Call) -> None:
-        """[n, time, …] -> [groups, each, time, …] -> [groups, time, each, …] -> [n·time, …]."""
-        self._plain(node, node.operands[0])
-        source, target = self.graph.values[node.operands[0]], only_result(node)
-        self.rows[target.name] = 0
-        first = self.merged.setdefault((source.name, target.shape), target.name)
-        if first != target.name:
-            self.same[target.name] = first
-            return
-        cut = self.tokens.cut(source.shape[1:], 0)
-        self._turned(node, source, cut, 1, self._moved(target))
 
     def _plain(self, node: Node, name: str) -> None:
         """Put rows as they were that are there by time alone."""

@@ -11,7 +11,7 @@ words is, the rest still goes to all stages, and the product's result is not sen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,10 @@ def even_stages(
         )
     costs = _costs(graph, calls, cost_model)
     across = _bytes_across(graph, calls)
-    depths = [_depth(before, after) for before, after in pairwise(calls)]
+    # The modules that stand around both of two calls: a cut between them goes through these.
+    paths = [call.module.split(".") if call.module else [] for call in calls]
+    equal = ([a == b for a, b in zip(*pair, strict=False)] for pair in pairwise(paths))
+    depths = [len(tuple(takewhile(bool, each))) for each in equal]
     cuts = _cuts(depths, costs, across, count, LEAST) or _cuts(depths, costs, across, count, 0.0)
     stage_of = np.searchsorted(np.array(cuts), np.arange(len(calls)), side="right")
     return {call.makes[0].name: int(stage) for call, stage in zip(calls, stage_of, strict=True)}
@@ -177,14 +180,3 @@ def _chain(step: Floats, join: np.ufunc, count: int) -> tuple[float, list[int]]:
         point = int(back[point])
         path.append(point)
     return float(best[-1]), path[::-1]
-
-
-def _depth(before: Call, after: Call) -> int:
-    """The number of modules that stand around both of two calls: a cut between them goes through these."""
-    paths = [call.module.split(".") for call in (before, after)]
-    depth = 0
-    for one, other in zip(*paths, strict=False):
-        if one != other or not one:
-            break
-        depth += 1
-    return depth

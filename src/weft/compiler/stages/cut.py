@@ -156,7 +156,15 @@ class _Part:
             for name in node.uses
             if self.owners.get(name, 0) != self.stage
         }
-        fed = {name: self.graph.producers[name] for name in away if self._is_fed(name)}
+        # A leaf comes from the user where none of the ranks of this stage has it already.
+        placements = self.stages.placements
+        here = set(placements[self.stage].ranks)
+        fed = {
+            name: self.graph.producers[name]
+            for name in away
+            if self._is_leaf(name)
+            and all(here.isdisjoint(placements[x].ranks) for x in self.fed.get(name, ()))
+        }
         own = [
             replace(leaf, value=replace(leaf.value, name=away[name]))
             for name, leaf in fed.items()
@@ -184,14 +192,6 @@ class _Part:
     def _is_leaf(self, name: str) -> bool:
         producer = self.graph.producers[name]
         return isinstance(producer, Input) and producer.role in ("batch", "constant")
-
-    def _is_fed(self, name: str) -> bool:
-        """True if this stage takes a leaf from the user: none of its ranks has it already."""
-        placements = self.stages.placements
-        here = set(placements[self.stage].ranks)
-        return self._is_leaf(name) and all(
-            here.isdisjoint(placements[other].ranks) for other in self.fed.get(name, ())
-        )
 
     def _free(self, here: str, name: str) -> Input:
         """A parameter stays one, so that its users are charged as the strategy means it; all else is like a batch."""

@@ -17,7 +17,7 @@ from weft.compiler.assignment import Assignment
 from weft.compiler.context import Context, Stages
 from weft.compiler.decompositions.fused_losses import fuse_class_losses
 from weft.compiler.decompositions.table import expand
-from weft.compiler.hints import GridHints, Hints, is_hint
+from weft.compiler.hints import Hints, is_hint
 from weft.compiler.layouts.box import box, deduce
 from weft.compiler.layouts.intent import storage
 from weft.compiler.layouts.options import KnownGrids
@@ -59,7 +59,12 @@ def lay_out(
     Args:
         before: what was deduced for another shape of the batch, with the same cost model.
     """
-    _check_signatures(graph, context.hints)
+    made = {node.makes[0].name for node in graph.of_kind(Call) if node.makes}
+    for name in sorted({name for one in context.hints.values() for name in one.signatures} - made):
+        raise StrategyError(
+            f"signatures={{{name!r}: …}} names no op of the step; use the name of an op's first result, such as "
+            f"{', '.join(sorted(made)[:5])}"
+        )
     cache, stages, options = context.cache, context.stages, context.options
     earlier = {each.stage: each for each in before}
     known = cache.of(KnownGrids, options.cost_model)
@@ -74,18 +79,6 @@ def lay_out(
         chosen = part.graph, deduced[-1].assignment, options.own_kernels
         laid.append(LaidOut(at, part.crossing, cache.of(_boxed, *chosen, at=at)))
     return cache.of(join_stages, graph, laid, stages), tuple(deduced)
-
-
-def _check_signatures(graph: LogicalGraph, hints: GridHints) -> None:
-    names = {name for one in hints.values() for name in one.signatures}
-    if not names:
-        return
-    made = {node.makes[0].name for node in graph.of_kind(Call) if node.makes}
-    for name in sorted(names - made):
-        raise StrategyError(
-            f"signatures={{{name!r}: …}} names no op of the step; use the name of an op's first result, such as "
-            f"{', '.join(sorted(made)[:5])}"
-        )
 
 
 def _cut(graph: LogicalGraph, stages: Stages) -> tuple[LogicalGraph, tuple[StageGraph, ...]]:
