@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tools.oracles import recurrent as check_recurrent
+from tools.oracles import meanings as check_recurrent
 from weft.ir import LogicalGraph
 from weft.ir.logical import Call, Input, Output, Ref, Update
 from weft.ops import Token

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ops.draw import GENERATOR, f
-from tools.oracles.experts import routes
+from tools.oracles.meanings import routes
 from tools.oracles.rules import TorchCall, torch_call
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ops.draw import GENERATOR, aten, f, i
-from tools.oracles.attention import attention_rows
-from tools.oracles.recurrent import lstm
+from tools.oracles.meanings import attention_rows, lstm
 from tools.oracles.rules import TorchCall, torch_call
 from weft.runtime.kernels.layer_ops import batch_moments, batch_norm_sums, batch_statistics
 from weft.runtime.kernels.loss_ops import ctc_loss

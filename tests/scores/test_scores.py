@@ -18,10 +18,9 @@ from benchmarks.rows import Found as Timed
 from benchmarks.rows import rows as rows_of_pair
 from benchmarks.systems.table import SYSTEMS
 from tools.combinations import Combination, cell_of
-from tools.scores import age, samples
+from tools.scores import pages, samples
 from tools.scores.__main__ import drifts, old
-from tools.scores.age import COMMITS, COMMITS_OF_AN_HOUR, DAYS, complaints
-from tools.scores.pages import PAGES, Page
+from tools.scores.pages import COMMITS, COMMITS_OF_AN_HOUR, DAYS, PAGES, Page, complaints
 from tools.scores.samples import Found, drift, named_rows, rows_of, same_plan
 from tools.scores.stamp import (
     ROOT,
@@ -107,9 +106,9 @@ def test_a_page_ages_by_commits_of_its_sources(tree: Path, monkeypatch: pytest.M
     commit(tree)
     (tree / "other.py").write_text("no source\n")
     commit(tree)
-    assert age.commits_since(made, tree) == 2
+    assert pages.commits_since(made, tree) == 2
     near = str(replace(made, day=TODAY))
-    monkeypatch.setattr(age, "commits_since", lambda *_: COMMITS + 1)
+    monkeypatch.setattr(pages, "commits_since", lambda *_: COMMITS + 1)
     (line,) = told(tree, near)
     assert f"{COMMITS + 1} commits have changed its sources" in line
     assert f"`{COMMAND}` renews it" in line
@@ -122,11 +121,11 @@ def test_a_page_that_an_hour_renews_is_old_earlier(
     monkeypatch: pytest.MonkeyPatch, name: str, allowed: int
 ) -> None:
     (page,) = (page for page in PAGES if page.name == name)
-    monkeypatch.setattr(age, "is_changed", lambda *_: True)
-    monkeypatch.setattr(age, "DAYS", 10**6)
-    monkeypatch.setattr(age, "commits_since", lambda *_: allowed)
+    monkeypatch.setattr(pages, "is_changed", lambda *_: True)
+    monkeypatch.setattr(pages, "DAYS", 10**6)
+    monkeypatch.setattr(pages, "commits_since", lambda *_: allowed)
     assert list(old([page])) == []
-    monkeypatch.setattr(age, "commits_since", lambda *_: allowed + 1)
+    monkeypatch.setattr(pages, "commits_since", lambda *_: allowed + 1)
     (line,) = old([page])
     assert (
         f"docs/{name}: {allowed + 1} commits have changed its sources, more than {allowed}" in line

@@ -15,8 +15,7 @@ from torch import Tensor
 import weft
 from tools.opinfo.decompositions import decomposition_problems
 from tools.opinfo.interpret import run_programs
-from tools.opinfo.layouts import Trial, local_tensors, placement_of, trials
-from tools.opinfo.partials import with_partials
+from tools.opinfo.layouts import Trial, local_tensors, placement_of, trials, with_partials
 from tools.opinfo.reference import Expected, captured, constants, expected
 from tools.opinfo.running import GRIDS, RANKS, alone, programs
 from tools.opinfo.samples import Case, cases, full_name

@@ -1,14 +1,18 @@
-"""In which layouts the inputs of a sample are tried, and the tensors of each rank under them."""
+"""In which layouts the inputs of a sample are tried, sums among them, and the tensors of each rank."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.ir.logical import Call, Input, LogicalGraph, Value
+from weft.ir.nodes import HINT, Hint
+from weft.ir.nodes import renamed as renamed_node
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 
 B = Broadcast()
@@ -102,3 +106,28 @@ def _local(tensor: Tensor, layout: Layout, rank: int, owners: list[Tensor]) -> T
     for dim, (offset, length) in enumerate(ranges):
         tensor = tensor.narrow(dim, offset, length)
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def with_partials(graph: LogicalGraph, laid: Mapping[str, Layout]) -> LogicalGraph:
+    """The graph with a hint behind every input that is Partial, so that deduction carries the sum on."""
+    nodes: list[Any] = []
+    renamed: dict[str, str] = {}
+    for node in graph.nodes:
+        if isinstance(node, Input):
+            nodes.append(node)
+            continue
+        if nodes and isinstance(nodes[-1], Input):
+            for given in graph.of_kind(Input):
+                hint = _hint(given, laid.get(given.key))
+                if hint is not None and hint.outputs[0] is not None:
+                    renamed[given.value.name] = hint.outputs[0].name
+                    nodes.append(hint)
+        nodes.append(renamed_node(node, renamed))
+    return LogicalGraph(graph.name, tuple(nodes)) if renamed else graph
+
+
+def _hint(node: Input, layout: Layout | None) -> Call | None:
+    if layout is None or not any(isinstance(sbp, Partial) for sbp in layout.sbp):
+        return None
+    value = Value(f"{node.value.name}.hinted", node.value.shape, node.value.dtype)
+    return Call.of(HINT, (node.value.ref,), (value,), hint=Hint(layout.sbp))

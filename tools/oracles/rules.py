@@ -15,26 +15,13 @@ from typing import Any
 
 import torch
 
-from tools.oracles.attention import attention_rows, attention_rows_backward
-from tools.oracles.experts import CHECKS as EXPERT_CHECKS
-from tools.oracles.losses import (
-    class_loss,
-    class_loss_gradient,
-    nll_gradient_shard,
-    nll_shard,
-)
-from tools.oracles.recurrent import lstm, lstm_backward
+from tools.oracles.meanings import MEANINGS
 from weft.errors import WeftError
 from weft.layout import SBP, Broadcast, Partial, Split, shard_range
 from weft.ops.call import OpCall, Operand, Signature, TensorSpec
 from weft.ops.cost import dtype_name
 from weft.ops.signatures import localize, signatures
 from weft.runtime.channels.channel import reduce_in_order
-from weft.runtime.kernels.dense_operands import CONVOLUTION_OPS
-from weft.runtime.kernels.layer_ops import NORM_OPS
-from weft.runtime.kernels.local_ops import blank, lstsq, slice_
-from weft.runtime.kernels.loss_ops import ctc_loss, ctc_loss_backward
-from weft.runtime.kernels.own_ops import TIME_OPS, next_scale
 from weft.runtime.torch_ops import to_torch, token, torch_op
 
 # Their results are what memory held before: only shapes can be compared.
@@ -143,7 +130,7 @@ def run_call(call: OpCall, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tenso
     """The results of a call on local tensors; None for those that are no tensors."""
     args = to_torch(call.args, tensors)
     kwargs = {name: to_torch(value, tensors) for name, value in call.kwargs}
-    function = _WEFT_OPS[call.op] if call.op in _WEFT_OPS else torch_op(call.op)
+    function = MEANINGS[call.op] if call.op in MEANINGS else torch_op(call.op)
     found = function(*args, **kwargs)
     results = found if isinstance(found, (tuple, list)) else (found,)
     return tuple(one if isinstance(one, torch.Tensor) else None for one in results)
@@ -373,69 +360,3 @@ def _noise(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if tensor.is_floating_point() or tensor.is_complex():
         return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
     return torch.randint(-4, 5, tensor.shape, generator=generator).to(tensor.dtype)
-
-
-def _uniform(size: Any, offset: Any, length: Any, salt: int, **options: Any) -> torch.Tensor:
-    """The block of a whole tensor that depends on `size` and `salt` only: all that localizing may rely on."""
-    whole = torch.rand(size, generator=torch.Generator().manual_seed(salt), dtype=options["dtype"])
-    return whole[tuple(slice(o, o + n) for o, n in zip(offset, length, strict=True))]
-
-
-def _embedding_shard(
-    weight: Any, indices: Any, offset: int, table_rows: int | None = None
-) -> torch.Tensor:
-    inside = (indices >= offset) & (indices < offset + weight.shape[0])
-    rows = weight[torch.where(inside, indices - offset, 0)]
-    return torch.where(inside.unsqueeze(-1), rows, 0)
-
-
-def _embedding_gradient_shard(
-    gradient: Any, indices: Any, rows: int, offset: int, padding_idx: int, scale: bool
-) -> Any:
-    """The rows from `offset` of the whole gradient, taken from a whole table that is large enough."""
-    size = max(int(indices.max()) + 1, offset + rows)
-    whole = torch.ops.aten.embedding_dense_backward.default(
-        gradient, indices, size, padding_idx, scale
-    )
-    return whole[offset : offset + rows]
-
-
-# What weft's own ops mean, written for clarity; the kernels that run them stand elsewhere.
-_WEFT_OPS: dict[str, Any] = {
-    "weft.hint": lambda x, *rest: x,
-    "weft.blank": blank,
-    "weft.slice": slice_,
-    "weft.checked": lambda x, info, name, matrix: x,
-    "weft.required": lambda x, condition, text: x,
-    "weft.lstsq": lstsq,
-    "weft.ctc_loss": ctc_loss,
-    "weft.ctc_loss_backward": ctc_loss_backward,
-    "weft.uniform": _uniform,
-    "weft.embedding_shard": _embedding_shard,
-    "weft.embedding_dense_backward_shard": _embedding_gradient_shard,
-    "weft.nll_loss_shard": nll_shard,
-    "weft.nll_loss_backward_shard": nll_gradient_shard,
-    "weft.class_scores": torch.matmul,
-    "weft.sum_exp": lambda x, top, dim: (x - top).exp().sum(dim, keepdim=True),
-    "weft.class_loss": class_loss,
-    "weft.class_loss_backward": class_loss_gradient,
-    "weft.attention_rows": attention_rows,
-    "weft.attention_rows_backward": attention_rows_backward,
-    "weft.lstm": lstm,
-    "weft.lstm_backward": lstm_backward,
-    "weft.square_sum": lambda x, dtype: (x * x).sum().to(dtype),
-    "weft.nonfinite": lambda x: x.isfinite().logical_not().any().float(),
-    "weft.scale": lambda x, factor: x * factor,
-    "weft.cast_parts": lambda x, dtype: x.to(dtype),
-    "weft.cast_whole": lambda x, dtype: x.to(dtype),
-    **EXPERT_CHECKS,
-    **CONVOLUTION_OPS,
-    **TIME_OPS,
-    **NORM_OPS,
-    "weft.next_scale": next_scale,
-    "weft.offload": lambda x: x,
-    "weft.load": lambda host, device, awaited=None: host,
-    "weft.after": lambda x, awaited: x,
-    "weft.take": lambda x, *rest: x,
-    "weft.clip_factor": lambda square, norm: torch.clamp(norm / (square.sqrt() + 1e-6), max=1.0),
-}

@@ -24,8 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import date
 
-from tools.scores.age import complaints, is_changed
-from tools.scores.pages import PAGES, Page
+from tools.scores.pages import PAGES, Page, complaints, is_changed
 from tools.scores.samples import Found
 from tools.scores.stamp import ROOT, contents_at, digest, restamped, stamp_now, stamps_of
 

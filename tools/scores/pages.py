@@ -1,16 +1,24 @@
-"""The pages of scores: by which commands their stamps say that they were made, and how rows are found again."""
+"""The pages of scores: by which commands they were made, how rows are found again, and how old a page may be.
+
+Where its sources are as they were a page never ages, otherwise it does by days and commits.
+"""
 
 from __future__ import annotations
 
 import random
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import final
 
 from tools.scores import samples
-from tools.scores.age import COMMITS, COMMITS_OF_AN_HOUR
-from tools.scores.stamp import ROOT
+from tools.scores.stamp import ROOT, Stamp, contents, digest, stamps_of
+
+DAYS = 60
+# Commits that may change the sources of a page: of one that takes hours to renew, and of one that an hour renews.
+COMMITS, COMMITS_OF_AN_HOUR = 600, 300
 
 Sampler = Callable[[str, random.Random], Iterator[samples.Found]]
 
@@ -67,3 +75,46 @@ PAGES = (
     Page("accuracy.md", ("make accuracy",), ()),
     Page("search.md", ("make search-bench",), (samples.search,)),
 )
+
+
+def complaints(
+    text: str, commands: tuple[str, ...], root: Path, today: date, commits: int = COMMITS
+) -> Iterator[str]:
+    """What is wrong with the stamps of a page, a line each.
+
+    Args:
+        text: of the page.
+        commands: that its stamps have to name, each once.
+        root: of the tree.
+        today: to which days are counted.
+        commits: that may have changed the sources.
+    """
+    stamps = {stamp.command: stamp for stamp in stamps_of(text)}
+    for command in commands:
+        if command not in stamps:
+            yield f"no line says when `{command}` made it: run it, or `python -m tools.scores --help`"
+        elif is_changed(stamps[command], root):
+            yield from _old(stamps[command], root, today, commits)
+
+
+def is_changed(stamp: Stamp, root: Path) -> bool:
+    """Whether one of the sources is another than when the page was made."""
+    there = all((root / source).exists() for source in stamp.sources)
+    return not there or digest(contents(root, stamp.sources)) != stamp.digest
+
+
+def _old(stamp: Stamp, root: Path, today: date, allowed: int) -> Iterator[str]:
+    days, commits = (today - stamp.day).days, commits_since(stamp, root)
+    how = f"`{stamp.command}` renews it, `make scores` all pages"
+    if days > DAYS:
+        yield f"its sources have changed, and it is {days} days old, more than {DAYS}: {how}"
+    elif commits > allowed:
+        yield f"{commits} commits have changed its sources, more than {allowed}: {how}"
+
+
+def commits_since(stamp: Stamp, root: Path) -> int:
+    """Commits after the stamp's day that changed its sources; 0 where there is no history."""
+    since = f"--since={stamp.day.isoformat()} 23:59:59"
+    command = ["git", "rev-list", "--count", since, "HEAD", "--", *stamp.sources]
+    told = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    return int(told.stdout) if told.returncode == 0 else 0

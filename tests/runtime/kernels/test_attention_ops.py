@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tools.oracles import attention as meaning
+from tools.oracles import meanings as meaning
 from weft.runtime.kernels.local_ops import attention_rows, attention_rows_backward
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 5e-2}

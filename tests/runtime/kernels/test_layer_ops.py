@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tools.oracles import recurrent as check_recurrent
+from tools.oracles import meanings as check_recurrent
 from weft.ops.rules.layers import saved_bytes
 from weft.runtime.kernels import layer_ops as recurrent
 from weft.runtime.kernels.layer_ops import (

@@ -7,7 +7,7 @@ import torch
 
 from ops.draw import GENERATOR
 from ops.samples_experts import FAMILIES
-from tools.oracles.experts import CHECKS
+from tools.oracles.meanings import CHECKS
 from weft.errors import UserError
 from weft.runtime.kernels.own_ops import (
     EXPERT_OPS,
