@@ -14,7 +14,7 @@ from weft.schema import Bounds, Key, Length
 from weft.units import NO_TIME
 
 Count: TypeAlias = Annotated[int, Bounds(least=1, most=1 << 20)]
-# How many links are laid out side by side, or how many times as much one carries as another.
+# The number of links side by side, or how many times the bandwidth of one another has.
 Width: TypeAlias = Annotated[float, Bounds(above=0, most=1e6)]
 
 

@@ -58,8 +58,8 @@ def _ones_like(
 
 def _factors_itself(op: Any, A: torch.Tensor) -> Any:
     """A determinant whose factors are those of the matrix, as backward expects them of one that is not contiguous."""
-    # Of a contiguous real matrix the kernel factorizes the transpose. A matrix may be laid out differently on a rank
-    # than # it did # here, so the op is given one that is laid out so.
+    # The kernel factorizes the transpose of a contiguous real matrix. Strides on a rank may differ from those here, so
+    # the op is given a matrix with the strides that the kernel factorizes as it is.
     return NotImplemented if A.is_contiguous() or A.is_complex() else op(A.mT.contiguous())
 
 

@@ -179,7 +179,7 @@ rule("weft.cast_whole", pointwise)
 # Numbers of the step, the same on all ranks.
 rule("weft.clip_factor", whole_factors)
 rule("weft.next_scale", whole_factors)
-# A parameter for one group of its readers, in each micro-batch; is laid out as its text says.
+# A parameter for one group of its readers, in each micro-batch, in the layout that its text says.
 rule("weft.take", pointwise, linear=FIRST, monotone=FIRST, view=True)
 # A copy in host memory, and one on the device again that waits for another value; never split again.
 rule("weft.offload", whole_factors)

@@ -26,7 +26,7 @@ RUNS = 8
 
 
 def segments(offs: Tensor, rows: int, first: int) -> Tensor:
-    """`weft.segments`: how many ends are laid out at or before each of the rows from `first`."""
+    """`weft.segments`: the number of ends at or before each row, from row `first` on."""
     places = torch.arange(first, first + rows, device=offs.device, dtype=offs.dtype)
     return torch.searchsorted(offs, places, right=True)
 
