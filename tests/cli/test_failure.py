@@ -47,9 +47,10 @@ def test_a_note_counts_although_the_agent_saw_only_its_peer() -> None:
     assert describe([Exit(0, 100, 1)], [note(0, 20), note(1, 10)]).startswith("rank 1 failed")
 
 
-def test_a_note_is_read_as_it_was_written() -> None:
-    assert Note.parse(str(note(3, 7, TOLD))) == note(3, 7, TOLD)
-    assert Note.parse('{"rank": 1}') is Note.parse("[") is None
+def test_notes_are_read_as_they_were_written(tmp_path: Path) -> None:
+    for number, text in enumerate((str(note(3, 7, TOLD)), '{"rank": 1}', "[")):
+        (tmp_path / f"{number}.json").write_text(text)
+    assert read_notes(tmp_path) == (note(3, 7, TOLD),)
 
 
 SECOND = 10**9

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -70,14 +71,6 @@ class Note:
     def __str__(self) -> str:
         return json.dumps(asdict(self))
 
-    @staticmethod
-    def parse(text: str) -> Note | None:
-        """Read what `str` wrote; None if it is something else."""
-        try:
-            return Note(**json.loads(text))
-        except (ValueError, TypeError):
-            return None
-
 
 def write_note(error: BaseException, script: str) -> None:
     """Write down why this rank fails, for the launcher to show; print it where there is none, or no place for it."""
@@ -128,15 +121,11 @@ def _from_script(trace: TracebackType | None, script: str) -> TracebackType | No
 
 def read_notes(folder: Path) -> tuple[Note, ...]:
     """All notes in `folder` that can be read, by rank."""
-    notes = filter(None, map(_read, folder.glob("*.json")))
-    return tuple(sorted(notes, key=lambda note: note.rank))
-
-
-def _read(path: Path) -> Note | None:
-    try:
-        return Note.parse(path.read_text())
-    except (OSError, ValueError):
-        return None
+    found = list[Note]()
+    for path in folder.glob("*.json"):
+        with suppress(OSError, ValueError, TypeError):
+            found.append(Note(**json.loads(path.read_text())))
+    return tuple(sorted(found, key=lambda note: note.rank))
 
 
 def describe(

@@ -180,12 +180,12 @@ class MemoryMeter:
             self.events.append((number, -size))
 
 
-def note_gradients(tensors: Iterable[Tensor]) -> None:
-    """Have these count as gradients, if this thread's tensors are measured."""
+def note_kind(tensors: Iterable[Tensor], kind: Kind) -> None:
+    """Have these count as of a kind, if this thread's tensors are measured."""
     meter = getattr(_here, "meter", None)
     if meter is not None:
         for tensor in tensors:
-            meter.mark(tensor, "gradients")
+            meter.mark(tensor, kind)
 
 
 def note_made(tensors: Iterable[Tensor]) -> None:
@@ -194,13 +194,6 @@ def note_made(tensors: Iterable[Tensor]) -> None:
     if meter is not None:
         for tensor in tensors:
             meter.see(tensor, _here.kind)
-
-
-def note_host(tensor: Tensor) -> None:
-    """Have this count as host memory, if this thread's tensors are measured."""
-    meter = getattr(_here, "meter", None)
-    if meter is not None:
-        meter.mark(tensor, "host")
 
 
 @final

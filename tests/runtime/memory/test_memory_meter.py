@@ -7,7 +7,7 @@ from collections import Counter
 
 import torch
 
-from weft.runtime.recording import MemoryMeter, note_gradients
+from weft.runtime.recording import MemoryMeter, note_kind
 
 
 def test_peak_counts_what_is_alive_at_once() -> None:
@@ -30,8 +30,8 @@ def test_kinds_may_be_told_later_and_storages_left_out() -> None:
     meter = MemoryMeter()
     with meter.watching("activations"):
         kept, gradient, moved = torch.zeros(25), torch.zeros(50), torch.zeros(75)
-        note_gradients([gradient[:10]])
-    note_gradients([kept])  # nobody watches
+        note_kind([gradient[:10]], "gradients")
+    note_kind([kept], "gradients")  # nobody watches
     meter.mark(moved, "host")
     assert meter.most({}, set()) == Counter(activations=100, gradients=200)
     assert meter.most({}, {meter.number(kept)}) == Counter(gradients=200)

@@ -8,15 +8,27 @@ import pytest
 
 from weft.ir.plan import COLLECTIVE_KINDS, Communicator
 from weft.runtime.profiling import exchange_times
-from weft.runtime.profiling.exchange_times import SIZES, _up_to, measured_exchanges
+from weft.runtime.profiling.exchange_times import SIZES, measured_exchanges
 from weft.runtime.world.world import local_world
 from weft.units import NO_BYTES, Bytes
 
 
-def test_what_programs_send_at_once_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _up_to(NO_BYTES) == _up_to(SIZES[-1]) == SIZES
-    assert _up_to(Bytes(10**8)) == (*SIZES, 10**8)
-    assert _up_to(Bytes(10**12)) == (*SIZES, exchange_times.MOST)
+@pytest.mark.parametrize(
+    ("largest", "last"), [(NO_BYTES, 64), (Bytes(64), 64), (Bytes(100), 100), (Bytes(10**12), 256)]
+)
+def test_what_programs_send_at_once_is_measured_as_it_is(
+    largest: Bytes, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_times, "SIZES", SIZES[:1])
+    monkeypatch.setattr(exchange_times, "MOST", Bytes(256))
+    monkeypatch.setattr(exchange_times, "_TRIES", {True: 3, False: 3})
+    with local_world(2) as world:
+        channels = world.connect([Communicator(0, (0, 1))])
+        found, _ = world.run(
+            lambda rank: measured_exchanges(channels[rank][0], largest={"all_reduce": largest})
+        )
+    assert found["all_reduce of 2"][-1].bytes == last
+    assert found["all_gather of 2"][-1].bytes == 64
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -30,7 +30,6 @@ from weft.runtime.compiled.inductor import Boxed
 from weft.runtime.kernels.generated import (
     CutCalls,
     build_kernel,
-    call_refs,
     differs,
     is_local,
     may_alias,
@@ -165,14 +164,14 @@ class PartCutter:
         calls = [node for node in segment.nodes if isinstance(node, LocalCall)]
         nodes: list[LocalCall] = []
         functions: dict[str, Callable[..., Any]] = {}
-        reads = Counter(name for call in calls for name in set(call_refs(call)))
+        reads = Counter(name for call in calls for name in set(call.uses))
         reads.update(set(outputs))
         for run in _runs(segment, calls):
             if not _plain(run[0]):
                 self._skip(run)
                 nodes += run
                 continue
-            inside = Counter(name for call in run for name in set(call_refs(call)))
+            inside = Counter(name for call in run for name in set(call.uses))
             part = part_of(run, {name for name in reads if reads[name] > inside[name]})
             kernel = self._kernel(part)
             if kernel is None:
@@ -209,7 +208,7 @@ class PartCutter:
         for call in run:
             for value in call.makes:
                 self._values[value.name] = value
-                of = next(iter(call_refs(call)), None)
+                of = next(iter(call.uses), None)
                 if of is not None and may_alias(call.op) and self._spec(of).shape == value.shape:
                     self._specs[value.name] = self._spec(of)
 

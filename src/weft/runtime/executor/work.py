@@ -35,7 +35,7 @@ from weft.runtime.executor.optimizer import group_updates
 from weft.runtime.kernels.generated import Kernel, build_kernel
 from weft.runtime.memory.state import Batches, Variables
 from weft.runtime.random import uniform
-from weft.runtime.recording import note_gradients
+from weft.runtime.recording import note_kind
 
 
 @final
@@ -186,7 +186,7 @@ def _bind_compute(
         if changes:
             rank.batches.updated = True
         given = outputs[fresh:]
-        note_gradients(given)
+        note_kind(given, "gradients")
         start = 0
         for count, update in counts:
             update(given[start : start + count])

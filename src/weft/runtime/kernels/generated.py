@@ -140,16 +140,11 @@ def failed_op(error: BaseException, calls: Iterable[LocalCall]) -> str:
     return next((call.op for call in calls if names and _global_name(call.op) == names[0]), "")
 
 
-def call_refs(call: LocalCall) -> Iterable[str]:
-    """The names of the values that a call reads."""
-    yield from call.uses
-
-
 def _inputs(calls: Sequence[LocalCall], outputs: Sequence[str]) -> tuple[str, ...]:
     made: set[str] = set()
     found: dict[str, None] = {}
     for call in calls:
-        found.update(dict.fromkeys(name for name in call_refs(call) if name not in made))
+        found.update(dict.fromkeys(name for name in call.uses if name not in made))
         made.update(value.name for value in call.outputs if value is not None)
     found.update(dict.fromkeys(name for name in outputs if name not in made))
     return tuple(found)
@@ -183,16 +178,16 @@ class _Body:
     def lines(self, names: dict[str, str]) -> list[str]:
         """The lines; adds the local names of values to `names`, which holds those of inputs."""
         self._names = names
-        last = {name: index for index, call in enumerate(self._nodes) for name in call_refs(call)}
+        last = {name: index for index, call in enumerate(self._nodes) for name in call.uses}
         lines = []
         over = self._overwriting()
         for index, call in enumerate(self._nodes):
             made = [value.name for value in call.outputs if value is not None]
-            dead = [name for name in dict.fromkeys(call_refs(call)) if last[name] == index]
+            dead = [name for name in dict.fromkeys(call.uses) if last[name] == index]
             gone = [names[name] for name in dead if name not in self._outputs]
             if call.op in self._functions:
                 # The inputs go into a list, which alone holds those that nobody reads later.
-                inputs = ", ".join(names[name] for name in call_refs(call))
+                inputs = ", ".join(names[name] for name in call.uses)
                 before = [f"    inputs = [{inputs}]", *_deletion(gone)]
                 text, gone = f"{self._bind('part', self._functions[call.op])}(inputs)", []
             else:
@@ -274,7 +269,7 @@ class _Body:
 
     @cached_property
     def _reads(self) -> Counter[str]:
-        return Counter(name for call in self._calls for name in call_refs(call))
+        return Counter(name for call in self._calls for name in call.uses)
 
     @cached_property
     def _makers(self) -> dict[str, str]:

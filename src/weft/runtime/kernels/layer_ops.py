@@ -186,7 +186,6 @@ NORM_OPS: dict[str, Callable[..., Any]] = {
 # all inputs and one for each weight's gradient; gates and cells are saved.
 
 
-_aten = torch.ops.aten
 _MODE = 2  # oneDNN's number of an LSTM
 
 
@@ -208,7 +207,7 @@ def lstm(
     sizes = (_MODE, w_hh.shape[1], 1, b_ih is not None, False, False, train)
     # The kernel saves what a backward needs where gradients are recorded.
     with torch.set_grad_enabled(train):
-        found: tuple[Tensor, ...] = _aten.mkldnn_rnn_layer.default(*given, reverse, [], *sizes)
+        found: tuple[Tensor, ...] = aten.mkldnn_rnn_layer.default(*given, reverse, [], *sizes)
     # Without a backward there is no workspace.
     return found if train else (*found[:3], x.new_empty((x.shape[1], 0), dtype=torch.uint8))
 
@@ -237,7 +236,7 @@ def lstm_backward(
     given = _as_kernels_take(x, (w_ih, w_hh), (b_ih, b_hh), (h, c))
     made = (*(y.contiguous() for y in (out, last, last_cell)), g_out, g_h, g_c)
     sizes: tuple[Any, ...] = (_MODE, w_hh.shape[1], 1, b_ih is not None, True, False, [], False)
-    found = _aten.mkldnn_rnn_layer_backward.default(*given, *made, reverse, *sizes, saved)
+    found = aten.mkldnn_rnn_layer_backward.default(*given, *made, reverse, *sizes, saved)
     # All are float32 whatever the input is.
     return tuple(gradient.to(x.dtype) for gradient in found)
 

@@ -12,7 +12,7 @@ from weft.errors import UserError
 from weft.ops.kernel_memory import slice_copies
 from weft.runtime.kernels.dense_operands import MATMUL_OPS, dense_op
 from weft.runtime.kernels.layer_ops import NORM_OPS, RECURRENT_OPS
-from weft.runtime.kernels.loss_ops import CLASS_OPS, LOSS_OPS
+from weft.runtime.kernels.loss_ops import LOSS_OPS
 from weft.runtime.kernels.own_ops import EXPERT_OPS, PASS_OPS, TIME_OPS
 from weft.runtime.kernels.window_ops import WINDOW_OPS
 
@@ -117,12 +117,6 @@ def _along_keys(key: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
 def _own_keys(query: Tensor, key: Tensor, offset: int) -> tuple[int, int]:
     keys = key.shape[2]
     return min(offset, keys), min(offset + query.shape[2], keys)
-
-
-ATTENTION_OPS: dict[str, Callable[..., Any]] = {
-    "weft.attention_rows": attention_rows,
-    "weft.attention_rows_backward": attention_rows_backward,
-}
 
 
 def slice_(x: Tensor, dim: int, offset: int, length: int) -> Tensor:
@@ -331,8 +325,8 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "weft.embedding_dense_backward_shard": embedding_dense_backward_shard,
     "weft.nll_loss_shard": nll_loss_shard,
     "weft.nll_loss_backward_shard": nll_loss_backward_shard,
-    **ATTENTION_OPS,
-    **CLASS_OPS,
+    "weft.attention_rows": attention_rows,
+    "weft.attention_rows_backward": attention_rows_backward,
     **EXPERT_OPS,
     **LOSS_OPS,
     **MATMUL_OPS,

@@ -105,14 +105,6 @@ def rows_at_a_time(x: Tensor) -> Iterator[slice]:
         yield slice(start, start + count)
 
 
-CLASS_OPS: dict[str, Callable[..., Any]] = {
-    "weft.class_scores": class_scores,
-    "weft.sum_exp": sum_exp,
-    "weft.class_loss": class_loss,
-    "weft.class_loss_backward": class_loss_backward,
-}
-
-
 _LOSS = torch.ops.aten.nll_loss_backward.default
 _CTC = torch.ops.aten._ctc_loss.Tensor
 _CTC_BACKWARD = torch.ops.aten._ctc_loss_backward.Tensor
@@ -218,6 +210,10 @@ OVER_OPS: dict[str, Callable[..., Tensor]] = {
 
 
 LOSS_OPS: dict[str, Callable[..., Any]] = {
+    "weft.class_scores": class_scores,
+    "weft.sum_exp": sum_exp,
+    "weft.class_loss": class_loss,
+    "weft.class_loss_backward": class_loss_backward,
     "weft.cross_entropy_backward": cross_entropy_backward,
     "weft.ctc_loss": ctc_loss,
     "weft.ctc_loss_backward": ctc_loss_backward,

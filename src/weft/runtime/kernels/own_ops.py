@@ -19,7 +19,7 @@ from weft.ops.rules.own_ops import rows_of_expert
 from weft.runtime.channels.channel import COMBINE, SIGNED, reduce_in_order
 from weft.runtime.kernels.dense_operands import SUMMED_PRODUCT, SumOfProducts
 from weft.runtime.memory.state import from_host, to_host
-from weft.runtime.recording import note_host
+from weft.runtime.recording import note_kind
 
 # Up to so many runs of rows for each expert, products go run by run.
 RUNS = 8
@@ -271,7 +271,7 @@ def next_scale(scale: Tensor, tracker: Tensor, overflow: Tensor) -> tuple[Tensor
 def offload(x: Tensor) -> Tensor:
     """`weft.offload`: a copy in host memory; for a GPU in pinned memory, on its way while others compute."""
     host = to_host(x)
-    note_host(host)
+    note_kind([host], "host")
     return host
 
 

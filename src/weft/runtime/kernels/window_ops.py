@@ -34,7 +34,7 @@ def convolution(
 ) -> Tensor:
     """`aten.convolution`: x is cut to the rows that the rank's outputs read."""
     sliding = _frames(frames)
-    padded, rest = _padded_where_cut(x, sliding), _rest(sliding)
+    padded, rest = _padded(x, sliding, 0, cut=True), _rest(sliding)
     settings = (stride, rest, dilation, transposed, output_padding, groups)
     return dense_operands.convolution(padded, weight, bias, *settings)
 
@@ -79,7 +79,7 @@ def convolution_backward(
     if not to_weight:  # the kernel would ask for a window of x, which nothing else needs
         return first, None, own.sum([0, *range(2, own.dim())])
     _, second, third = dense_operands.convolution_backward(
-        own, _padded_where_cut(x, sliding), weight, bias_sizes, *settings, [False, True, to_bias]
+        own, _padded(x, sliding, 0, cut=True), weight, bias_sizes, *settings, [False, True, to_bias]
     )
     return first, second, third
 
@@ -176,11 +176,6 @@ def _rest(frames: Frames) -> list[int]:
     return [0 if frame.cut else frame.padding for frame in frames]
 
 
-def _padded_where_cut(x: Tensor, frames: Frames) -> Tensor:
-    around = [rows for f in reversed(frames) for rows in (f.around if f.cut else (0, 0))]
-    return torch.constant_pad_nd(x, around, 0) if any(around) else x
-
-
 def _reach(grad: Tensor, frames: Frames) -> list[int]:
     """Sizes of the input that a window of outputs reads, without padding where it is cut."""
     sizes = zip(grad.shape[grad.dim() - len(frames) :], frames, strict=True)
@@ -196,9 +191,9 @@ def _start(frame: Frame) -> int:
     return frame.returned[0] * frame.stride - frame.padding - frame.in_first
 
 
-def _padded(x: Tensor, frames: Frames, value: float) -> Tensor:
-    """The window with its padding; torch counts dimensions from the last."""
-    around = [rows for frame in reversed(frames) for rows in frame.around]
+def _padded(x: Tensor, frames: Frames, value: float, cut: bool = False) -> Tensor:
+    """The window with its padding, or only that where it is `cut`; torch counts dimensions from the last."""
+    around = [rows for f in reversed(frames) for rows in (f.around if f.cut or not cut else (0, 0))]
     return torch.constant_pad_nd(x, around, value) if any(around) else x
 
 

@@ -171,7 +171,7 @@ def _of_group(
         works = {one: work for one, work in made.items() if work is not None}
         place = {one: number for number, one in enumerate(works, 1)}
         (idle, *seen), whole = time_in_turns(
-            [_in_turns(_idle, [()], looped=False), *works.values()],
+            [_in_turns(lambda draw: None, [()], looped=False), *works.values()],
             _with_idle([place[one] for one in _round(group, device, patience) if one in place]),
             patience,
             finish(device),
@@ -213,10 +213,6 @@ def _with_idle(places: Sequence[int]) -> list[int]:
     for number, place in enumerate(places, 1):
         found += [place] if number % _IDLE_EACH else [place, 0]
     return found
-
-
-def _idle(draw: Any, *inputs: Tensor) -> None:
-    """Takes as long as calling a segment that does nothing."""
 
 
 def _work(

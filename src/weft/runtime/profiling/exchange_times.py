@@ -6,7 +6,7 @@ the largest over the ranks of one try, the median over tries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import cycle
 from statistics import median
 from threading import Event, Thread
@@ -49,11 +49,11 @@ def measured_exchanges(
     """
     found = {}
     for kind in COLLECTIVE_KINDS:
-        name = exchange_text(kind, channel.size)
+        name, last = exchange_text(kind, channel.size), min(largest.get(kind, NO_BYTES), MOST)
         begun(name)
         found[name] = tuple(
             _sample(channel, size, _collective(channel, kind, size, _sets(size, held)))
-            for size in _up_to(largest.get(kind, NO_BYTES))
+            for size in (*SIZES, *([last] if last > SIZES[-1] else []))
         )
     if channel.size == 2:
         name = exchange_text("transfer", 2)
@@ -62,12 +62,6 @@ def measured_exchanges(
             _sample(channel, size, _one_way(channel, size, _sets(size, held))) for size in SIZES
         )
     return found
-
-
-def _up_to(largest: Bytes) -> tuple[Bytes, ...]:
-    """The usual sizes, and a larger one where programs have it."""
-    last = min(largest, MOST)
-    return (*SIZES, last) if last > SIZES[-1] else SIZES
 
 
 def _sets(size: Bytes, held: Bytes) -> int:
@@ -119,21 +113,17 @@ def _turned(channel: Channel, size: Bytes) -> Collective:
 
 def _sample(channel: Channel, size: Bytes, work: Callable[[], object]) -> SizedSample:
     """The median of some tries, the same on all ranks."""
-    own = list(_tries(channel, work, _TRIES[size <= _SMALL]))
+    meeting, own = torch.zeros(1, device=channel.device), list[float]()
+    work()  # connects, and makes buffers
+    for _ in range(_TRIES[size <= _SMALL]):
+        channel.all_reduce([meeting], "sum")
+        start = perf_counter()
+        work()
+        own.append(perf_counter() - start)
     every = [
         list(map(float, text.split())) for text in channel.exchange_text(" ".join(map(repr, own)))
     ]
     return SizedSample(size, *summary([max(each) for each in zip(*every, strict=True)]))
-
-
-def _tries(channel: Channel, work: Callable[[], object], tries: int) -> Iterator[float]:
-    meeting = torch.zeros(1, device=channel.device)
-    work()  # connects, and makes buffers
-    for _ in range(tries):
-        channel.all_reduce([meeting], "sum")
-        start = perf_counter()
-        work()
-        yield perf_counter() - start
 
 
 # Calls and exchanges at the same time take longer: the cores of a host do both. A matrix product runs again and again,

@@ -299,8 +299,10 @@ def launchers(nodes: Nodes, seconds: float = JOIN_SECONDS) -> Iterator[Launchers
             "`openssl rand -hex 32` prints once"
         )
     secret = message_mac(given, b"run", nodes.run_id.encode()).hex()
-    split_address(nodes.address)
-    server = _serve(nodes.address, secret.encode())
+    place, server = split_address(nodes.address), None
+    for family, _, _, _, (host, port, *_) in socket.getaddrinfo(*place, type=socket.SOCK_STREAM):
+        with suppress(OSError):  # another node has the address, or another launcher of this one
+            server = server or Server((str(host), int(port)), secret.encode(), family)
     try:
         store = NodesStore(nodes.address, secret.encode(), seconds)
         try:
@@ -315,15 +317,6 @@ def launchers(nodes: Nodes, seconds: float = JOIN_SECONDS) -> Iterator[Launchers
         if server is not None:
             server.drain(_HEAR_SECONDS)
             server.close()
-
-
-def _serve(address: str, secret: bytes) -> Server | None:
-    for family, _, _, _, place in socket.getaddrinfo(
-        *split_address(address), type=socket.SOCK_STREAM
-    ):
-        with suppress(OSError):
-            return Server((str(place[0]), int(place[1])), secret, family)
-    return None
 
 
 def _interface(address: str) -> str:

@@ -199,17 +199,13 @@ def join(backend: str, timeout: timedelta, departed: Callable[[int], bool]) -> N
     """Call `torch.distributed.init_process_group`, under torchrun when all processes have come."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     with connecting(rank, range(size), departed):
-        _join(backend, timeout)
-
-
-def _join(backend: str, timeout: timedelta) -> None:
-    if not under_torchrun():
-        dist.init_process_group(backend, timeout=timeout)
-        return
-    found, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
-    store = PrefixStore(_PREFIX, found)
-    await_all(store, rank, size, reported_departed(store), timeout)
-    dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
+        if not under_torchrun():
+            dist.init_process_group(backend, timeout=timeout)
+            return
+        found, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+        store = PrefixStore(_PREFIX, found)
+        await_all(store, rank, size, reported_departed(store), timeout)
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
 
 
 def report_exit_at_end() -> None:
