@@ -107,7 +107,7 @@ def test_a_simulation_and_a_search(tmp_path: Path) -> None:
 
 def test_what_ends_a_script_does_not(tmp_path: Path) -> None:
     report = Report("</script><b>&", notes=["<!-- {{script}} \u2028"])
-    page = page_of([report])
+    page = page_of([report.data()])
     (data,) = data_in(page)
     assert (data["title"], data["notes"]) == ("</script><b>&", ["<!-- {{script}} \u2028"])
     assert "<title>&lt;/script&gt;&lt;b&gt;&amp;</title>" in page
@@ -119,13 +119,13 @@ def test_what_ends_a_script_does_not(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_null() -> None:
     """JSON has no word for it, and a browser would read nothing of the page."""
     report = Report("run", figures={"loss": ([1, 2, 3], [1.0, float("nan"), float("inf")])})
-    (data,) = data_in(page_of([report]))
+    (data,) = data_in(page_of([report.data()]))
     assert data["figures"] == {"loss": [[1, 2, 3], [1.0, None, None]]}
 
 
 def test_an_empty_report() -> None:
     report = Report("empty", measured=[RankTrace(0, (), (StepSpan(0, 0, 1),), ())])
-    (data,) = data_in(page_of([report]))
+    (data,) = data_in(page_of([report.data()]))
     assert data["memory"] == []
 
 

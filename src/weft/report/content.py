@@ -157,13 +157,8 @@ _SCRIPTS = (
 )
 
 
-def page_of(reports: Sequence[Report]) -> str:
-    """One HTML file, which needs nothing else; several reports stand side by side."""
-    return page_of_data([each.data() for each in reports])
-
-
-def page_of_data(reports: Sequence[Data]) -> str:
-    """The page of the data of some reports."""
+def page_of(reports: Sequence[Data]) -> str:
+    """One HTML file of the data of some reports, side by side; it needs nothing else."""
     folder = files("weft.report")
     template, style, *scripts = (
         folder.joinpath(name).read_text(encoding="utf-8")
@@ -197,5 +192,5 @@ def write_page(path: object, reports: Sequence[Data]) -> Path:
     """Write the data of reports as one HTML file; raises UserError where it cannot be written."""
     if not isinstance(path, str | Path) or not str(path).isprintable():
         raise wrong("the path of a report", "the path of a file", path)
-    write_making_folder(path, page_of_data(reports), REPORT)
+    write_making_folder(path, page_of(reports), REPORT)
     return Path(path)

@@ -80,7 +80,6 @@ def _is_page(path: Path) -> bool:
 
 
 def _page(path: Path) -> list[Data]:
-    """The reports that are in a page."""
     found = _DATA.search(_text(path, "the report"))
     if found is None:
         raise UserError(

@@ -97,7 +97,6 @@ class _RankSpread:
         self._pairs: dict[object, tuple[_Pairs, ...]] = {}
 
     def of(self, every: Iterable[Exchanged]) -> Mapping[str, Sizes]:
-        """The bytes of all exchanges."""
         times = Counter[tuple[str, object]]()
         for each in every:
             for key, pairs in self._of(each):
@@ -133,7 +132,6 @@ class _RankSpread:
             yield rows, columns, step.bytes / max(pairs, 1)
 
     def _transfer(self, step: BoxingStep, each: Exchanged) -> Iterator[_Pairs]:
-        """The pieces of each rank that sends."""
         for source, target, size in whole_pieces(step, each.shape, each.dtype):
             yield self._places[source], self._places[target], size
 

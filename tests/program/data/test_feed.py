@@ -52,6 +52,6 @@ def test_rows_that_were_not_loaded_are_named() -> None:
     batch = RowsOfBatch(torch.zeros(2, 3), [0, 1], 6)
     with pytest.raises(
         BatchError,
-        match=r"batch leaf x is laid out otherwise in this program .* row 2 .*weft.Loader\(…, evaluation\)",
+        match=r"batch leaf x is laid out differently in this program .* row 2 .*weft.Loader\(…, evaluation\)",
     ):
         batch.part("x", torch.zeros(2, 3), (6, 3), ((1, 2), (0, 3)))

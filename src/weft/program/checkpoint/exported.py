@@ -171,11 +171,9 @@ class _Safetensors:
         self._stored = {MODEL + name: each for name, each in manifest.tensors.items()}
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of each tensor."""
         return {name: _bytes(each.shape, each.dtype) for name, each in self._stored.items()}
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Some tensors, whole."""
         with Reading(self._folder) as reading:
             return {name: _value(reading, self._stored[name]) for name in names}
 
@@ -287,12 +285,10 @@ class Distcp:
             )
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of each tensor."""
         every = [(own, self._stored[own][1]) for own in sorted(self._stored)]
         return {own: _bytes(each.size, dtype_name(each.properties.dtype)) for own, each in every}
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Some tensors, whole."""
         wanted = {own: self._stored[own] for own in names}
         state = {
             name: torch.empty(each.size, dtype=each.properties.dtype)
@@ -317,7 +313,6 @@ class _DistcpFiles(FileSystemReader):
         self._read_before = metadata
 
     def read_metadata(self, *_: Any, **__: Any) -> of_torch.Metadata:
-        """The metadata that was read before."""
         return self._read_before
 
 

@@ -106,7 +106,6 @@ def _sum(state: Any, name: str) -> tuple[int, str]:
 
 
 def _parted(found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[SavedTensor]]:
-    """Plain tensors, and the global ones."""
     plain = {name: x for name, x in found.items() if not isinstance(x, GlobalTensor)}
     laid = [SavedTensor.of(n, n, x) for n, x in found.items() if isinstance(x, GlobalTensor)]
     return plain, laid

@@ -71,7 +71,6 @@ class SavedTensor:
         return cls(name, key, *about, tensor.shares, parts)
 
     def pieces(self, rank: int) -> tuple[Piece, ...]:
-        """The pieces that a rank holds."""
         return pieces_of(self.shape, self.layout, self.shares, rank)
 
     @property

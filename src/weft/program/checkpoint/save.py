@@ -70,7 +70,6 @@ class WriteJob:
         return replace(self, files=files)
 
     def write(self) -> list[Part]:
-        """Write the files of this process."""
         found: list[Part] = []
         for file, each in self.files.items():
             sums = write_file(self.beside, file, each)
@@ -78,7 +77,6 @@ class WriteJob:
         return found
 
     def take_away(self) -> None:
-        """Take away what was written of the files of this process."""
         for file in self.files:
             with suppress(OSError):
                 (self.beside / file).unlink()

@@ -177,24 +177,16 @@ def _why_not(tensor: Tensor) -> tuple[str, str] | None:
     kind = f"of shape {list(tensor.shape)}"
     if isinstance(tensor, DTensor):
         return f"a DTensor {kind}", "give tensor.full_tensor()"
-    if isinstance(tensor, GlobalTensor):
-        if any(isinstance(sbp, Partial) for sbp in tensor.sbp):
-            return (
-                f"a global tensor {kind}, of whose parts the sum is Partial",
-                "give tensor.full()",
-            )
-        return _why_not_dtype(tensor, "a global tensor", "give it as another dtype")
-    remedy = "give it as another dtype, as by torch.view_as_real"
-    return _why_not_values(tensor, kind) or _why_not_dtype(tensor, "a tensor", remedy)
-
-
-def _why_not_dtype(tensor: Tensor, what: str, remedy: str) -> tuple[str, str] | None:
-    if dtype_name(tensor.dtype) in DTYPES.values():
-        return None
-    return (
-        f"{what} of shape {list(tensor.shape)} of {tensor.dtype}, a dtype that safetensors does not support",
-        remedy,
-    )
+    if not isinstance(tensor, GlobalTensor):
+        why, what = _why_not_values(tensor, kind), "a tensor"
+        remedy = "give it as another dtype, as by torch.view_as_real"
+    elif any(isinstance(sbp, Partial) for sbp in tensor.sbp):
+        return f"a global tensor {kind}, of whose parts the sum is Partial", "give tensor.full()"
+    else:
+        why, what, remedy = None, "a global tensor", "give it as another dtype"
+    if why is not None or dtype_name(tensor.dtype) in DTYPES.values():
+        return why
+    return f"{what} {kind} of {tensor.dtype}, a dtype that safetensors does not support", remedy
 
 
 def _why_not_values(tensor: Tensor, kind: str) -> tuple[str, str] | None:

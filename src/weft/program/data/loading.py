@@ -201,7 +201,6 @@ class _Loading:
         self._others = [queue for name, queue in self._queues.items() if name != COMPUTE]
 
     def start(self) -> None:
-        """Start the threads, which begin to load."""
         for queue in self._others:
             name = f"weft {queue.name}"
             thread = threading.Thread(target=self._serve, args=(queue,), name=name, daemon=True)

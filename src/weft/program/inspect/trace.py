@@ -28,7 +28,7 @@ from weft.ir.plan import (
 )
 from weft.program.data.loading import COPIES, LOAD, LoadingActs
 from weft.program.inspect.tables import table, text_of
-from weft.runtime.recording import Record, Span
+from weft.runtime.recording import Interval, Record, Span
 from weft.runtime.world.world import World
 from weft.simulator.clock import Timed
 from weft.traces.events import ActSlices, Lines, lines_of, rows_of, trace_content
@@ -204,22 +204,14 @@ class RecordedActs:
 
     @cached_property
     def queues(self) -> tuple[str, ...]:
-        """The queues of the rank, as rows."""
         return rows_of(self.plan)
 
     @cached_property
-    def begins(self) -> dict[int, int]:
-        """The begin of each step, in nanoseconds."""
-        return {interval.step: interval.begin for interval in self.record.steps}
-
-    @cached_property
-    def numbers(self) -> dict[int, int]:
-        """The program's number of each step."""
-        return {interval.step: interval.number for interval in self.record.steps}
+    def steps(self) -> dict[int, Interval]:
+        return {interval.step: interval for interval in self.record.steps}
 
     @cached_property
     def rows(self) -> dict[str, list[Span]]:
-        """The spans of each queue, in order."""
         rows: dict[str, list[Span]] = {queue: [] for queue in self.queues}
         for span in sorted(self.record.spans, key=lambda span: span[1]):
             rows[self.actor(span).queue].append(span)
@@ -227,15 +219,12 @@ class RecordedActs:
 
     @cached_property
     def spans(self) -> dict[ActKey, Span]:
-        """The span of each act."""
         return {self.key(span): span for span in self.record.spans}
 
     def actor(self, span: Span) -> Actor:
-        """The actor that acted."""
         return self.plan.actors[span[0].actor]
 
     def key(self, span: Span) -> ActKey:
-        """The key of a record among its actor's acts."""
         act = span[0]
         return ActKey(act.actor, act.step * self.actor(span).acts + act.micro)
 
@@ -270,12 +259,12 @@ def _slices(ran: RecordedActs, ranks: dict[str, tuple[int, ...]], lines: Lines) 
         for span in row:
             act, begin, end = span
             actor = ran.actor(span)
-            yield from wait(ran, span, max(free, ran.begins[act.step]), names)
+            yield from wait(ran, span, max(free, ran.steps[act.step].begin), names)
             peers: tuple[int, ...] = ()
             if isinstance(actor, Communicate):
                 peers = _peers(actor, ranks[queue], ran.plan.rank)
             which = act.actor, act.step, act.micro
-            yield making.of(which, (begin, end), ran.numbers[act.step], peers)
+            yield making.of(which, (begin, end), ran.steps[act.step].number, peers)
             free = end
     yield from last_waits(ran)
 
@@ -293,7 +282,7 @@ def _peers(actor: Communicate, ranks: tuple[int, ...], own: int) -> tuple[int, .
 
 def _levels(ran: RecordedActs) -> Iterator[Level]:
     """The memory that the rank held, as the plan says of the order in which its acts ran."""
-    for step, start in ran.begins.items():
+    for step, interval in ran.steps.items():
         times = {
             (act.actor, act.micro): (begin, end)
             for act, begin, end in ran.record.spans
@@ -301,7 +290,11 @@ def _levels(ran: RecordedActs) -> Iterator[Level]:
         }
         order = [
             *moments_of(
-                Timed(*which, Seconds((begin - start) / 1e9), Seconds((end - start) / 1e9))
+                Timed(
+                    *which,
+                    Seconds((begin - interval.begin) / 1e9),
+                    Seconds((end - interval.begin) / 1e9),
+                )
                 for which, (begin, end) in times.items()
             )
         ]

@@ -277,7 +277,6 @@ class _Loop:
             ) from None
 
     def _now(self) -> dict[str, float]:
-        """The figures of the step that was made last."""
         step, figures = self.told
         return figures if step == self.program.steps else {}
 

@@ -166,7 +166,6 @@ class Gradients:
                 )
 
     def keys(self) -> tuple[str, ...]:
-        """The parameters that have a gradient."""
         return tuple(key for key, p in self._parameters.items() if p.grad is not None)
 
     @property
@@ -216,7 +215,6 @@ class Gradients:
         return {key.removeprefix(METRIC): x for key, x in results.items()}
 
     def drop(self) -> None:
-        """Let there be no gradients."""
         for key, member in self._members.items():
             member.parameter.grad = None
             for variables in self._setting.variables.values():
@@ -230,7 +228,6 @@ class Gradients:
         self._plans.clear()
 
     def updated_by(self, step: Compiled) -> frozenset[str]:
-        """The keys of the parameters that a step updates."""
         return next((keys for compiled, keys in self._steps if compiled is step), frozenset())
 
     def _graded(self, keys: Collection[str]) -> list[Updated]:

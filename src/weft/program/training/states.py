@@ -124,7 +124,6 @@ class States:
 
     @property
     def members(self) -> Collection[Updated]:
-        """The parameters that are updated."""
         return self._members.values()
 
     def put(self, values: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:

@@ -306,7 +306,6 @@ class Snapshot:
         self._training.take()
 
     def put_back(self) -> None:
-        """Put back everything."""
         self.rewind()
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
