@@ -9,55 +9,28 @@ from typing import Any, final
 
 from weft.cached import cached_property
 from weft.ir.forms import micro_text, node_text, quoted
-from weft.ir.nodes import (
-    FORWARD,
-    OVER_STEP,
-    ROLES,
-    VARIABLE_ROLES,
-    Arg,
-    Box,
-    Call,
-    Hint,
-    Input,
-    Location,
-    Node,
-    Output,
-    PerMicroBatch,
-    Phase,
-    PhaseKind,
-    Ref,
-    Role,
-    Update,
-    Value,
-    refs,
-)
+from weft.ir.nodes import FORWARD as FORWARD
+from weft.ir.nodes import OVER_STEP as OVER_STEP
+from weft.ir.nodes import ROLES as ROLES
+from weft.ir.nodes import VARIABLE_ROLES as VARIABLE_ROLES
+from weft.ir.nodes import Arg as Arg
+from weft.ir.nodes import Box as Box
+from weft.ir.nodes import Call as Call
+from weft.ir.nodes import Hint as Hint
+from weft.ir.nodes import Input as Input
+from weft.ir.nodes import Location as Location
+from weft.ir.nodes import Node as Node
+from weft.ir.nodes import Output as Output
+from weft.ir.nodes import PerMicroBatch as PerMicroBatch
+from weft.ir.nodes import Phase as Phase
+from weft.ir.nodes import PhaseKind as PhaseKind
+from weft.ir.nodes import Ref as Ref
+from weft.ir.nodes import Role as Role
+from weft.ir.nodes import Update as Update
+from weft.ir.nodes import Value as Value
+from weft.ir.nodes import refs as refs
 from weft.layout import Placement
 from weft.ops.rule import kept_results
-
-__all__ = [
-    "FORWARD",
-    "OVER_STEP",
-    "ROLES",
-    "VARIABLE_ROLES",
-    "Arg",
-    "Box",
-    "Call",
-    "Hint",
-    "Input",
-    "Location",
-    "LogicalGraph",
-    "Node",
-    "Output",
-    "PerMicroBatch",
-    "Phase",
-    "PhaseKind",
-    "Ref",
-    "Role",
-    "Update",
-    "Value",
-    "refs",
-    "runs_in_loop",
-]
 
 
 @final

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, ClassVar, Literal, TypeAlias, final
 
 from weft.cached import cached_property
 from weft.errors import InternalError
@@ -162,16 +162,12 @@ class Input:
     shares: Shares | None = None
     cut: bool = False
     sent: Sent | None = None
+    uses: ClassVar[tuple[str, ...]] = ()
 
     @property
     def makes(self) -> tuple[Value, ...]:
         """The value that comes in."""
         return (self.value,)
-
-    @property
-    def uses(self) -> tuple[str, ...]:
-        """Nothing of the graph."""
-        return ()
 
 
 @final
@@ -285,11 +281,7 @@ class Update:
     elementwise: bool = True
     skip: Ref | None = None
     takes: UpdateBytes = NO_UPDATE_BYTES
-
-    @property
-    def makes(self) -> tuple[Value, ...]:
-        """Nothing new."""
-        return ()
+    makes: ClassVar[tuple[Value, ...]] = ()
 
     @property
     def uses(self) -> tuple[str, ...]:
@@ -310,11 +302,7 @@ class Output:
 
     value: Ref
     key: str
-
-    @property
-    def makes(self) -> tuple[Value, ...]:
-        """Nothing."""
-        return ()
+    makes: ClassVar[tuple[Value, ...]] = ()
 
     @property
     def uses(self) -> tuple[str, ...]:

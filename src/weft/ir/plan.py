@@ -12,65 +12,31 @@ from typing import Literal, TypeAlias, final
 from weft.cached import cached_property
 from weft.ir.forms import actor_text, local_text, micro_text, part_text, quoted
 from weft.ir.nodes import VARIABLE_ROLES
-from weft.ir.plan_nodes import (
-    COLLECTIVE_KINDS,
-    COMPUTE,
-    HOST,
-    Actor,
-    Collective,
-    CollectiveKind,
-    Communicate,
-    Communicator,
-    Compute,
-    Exchange,
-    Feed,
-    Fetch,
-    Hold,
-    LocalCall,
-    LocalInput,
-    LocalNode,
-    LocalOutput,
-    LocalUpdate,
-    LocalValue,
-    Order,
-    Piece,
-    Register,
-    RegisterKind,
-    Transfer,
-)
+from weft.ir.plan_nodes import COLLECTIVE_KINDS as COLLECTIVE_KINDS
+from weft.ir.plan_nodes import COMPUTE as COMPUTE
+from weft.ir.plan_nodes import HOST as HOST
+from weft.ir.plan_nodes import Actor as Actor
+from weft.ir.plan_nodes import Collective as Collective
+from weft.ir.plan_nodes import CollectiveKind as CollectiveKind
+from weft.ir.plan_nodes import Communicate as Communicate
+from weft.ir.plan_nodes import Communicator as Communicator
+from weft.ir.plan_nodes import Compute as Compute
+from weft.ir.plan_nodes import Exchange as Exchange
+from weft.ir.plan_nodes import Feed as Feed
+from weft.ir.plan_nodes import Fetch as Fetch
+from weft.ir.plan_nodes import Hold as Hold
+from weft.ir.plan_nodes import LocalCall as LocalCall
+from weft.ir.plan_nodes import LocalInput as LocalInput
+from weft.ir.plan_nodes import LocalNode as LocalNode
+from weft.ir.plan_nodes import LocalOutput as LocalOutput
+from weft.ir.plan_nodes import LocalUpdate as LocalUpdate
+from weft.ir.plan_nodes import LocalValue as LocalValue
+from weft.ir.plan_nodes import Order as Order
+from weft.ir.plan_nodes import Piece as Piece
+from weft.ir.plan_nodes import Register as Register
+from weft.ir.plan_nodes import RegisterKind as RegisterKind
+from weft.ir.plan_nodes import Transfer as Transfer
 from weft.units import Seconds
-
-__all__ = [
-    "COLLECTIVE_KINDS",
-    "COMPUTE",
-    "HOST",
-    "Actor",
-    "Collective",
-    "CollectiveKind",
-    "Communicate",
-    "Communicator",
-    "Compute",
-    "Exchange",
-    "Feed",
-    "Fetch",
-    "GraphMode",
-    "GraphedRun",
-    "Hold",
-    "LocalCall",
-    "LocalInput",
-    "LocalNode",
-    "LocalOutput",
-    "LocalProgram",
-    "LocalUpdate",
-    "LocalValue",
-    "Order",
-    "Piece",
-    "Plan",
-    "RankPlan",
-    "Register",
-    "RegisterKind",
-    "Transfer",
-]
 
 
 @final

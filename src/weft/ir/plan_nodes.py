@@ -7,7 +7,7 @@ one actor to another are in registers. An actor acts once a step, or once for ea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import ClassVar, Literal, TypeAlias, final
 
 from weft.cached import cached_property
 from weft.ir.nodes import (
@@ -129,17 +129,13 @@ class LocalUpdate:
     phase: Phase = FORWARD
     skip: str | None = None
     takes: UpdateBytes = NO_UPDATE_BYTES
+    makes: ClassVar[tuple[LocalValue, ...]] = ()  # an update writes in place
 
     @cached_property
     def reads(self) -> frozenset[str]:
         """The local values that the update reads; it writes the target and the states."""
         skip = (self.skip,) if self.skip else ()
         return frozenset((self.target, self.source, *self.states, *skip))
-
-    @cached_property
-    def makes(self) -> tuple[LocalValue, ...]:
-        """Nothing new: an update writes in place."""
-        return ()
 
 
 @final
@@ -209,11 +205,7 @@ class Transfer:
     receives: tuple[Piece, ...]
     bytes: Bytes = NO_BYTES
     phase: Phase = FORWARD
-
-    @property
-    def kind(self) -> Literal["transfer"]:
-        """The kind of exchange."""
-        return "transfer"
+    kind: ClassVar[Literal["transfer"]] = "transfer"
 
     @cached_property
     def reads(self) -> frozenset[str]:
@@ -278,13 +270,8 @@ class OncePerStep:
 
     __slots__ = ()
 
-    @property
-    def acts(self) -> int:
-        return 1
-
-    @property
-    def priority(self) -> int:
-        return 0
+    acts: ClassVar[int] = 1
+    priority: ClassVar[int] = 0
 
 
 @final
@@ -296,10 +283,7 @@ class Feed(OncePerStep):
     keys: tuple[str, ...]
     produces: tuple[str, ...]
     queue: str = HOST
-
-    @property
-    def consumes(self) -> tuple[str, ...]:
-        return ()
+    consumes: ClassVar[tuple[str, ...]] = ()
 
 
 @final
@@ -372,10 +356,7 @@ class Fetch(OncePerStep):
     keys: tuple[str, ...]
     consumes: tuple[str, ...]
     queue: str = HOST
-
-    @property
-    def produces(self) -> tuple[str, ...]:
-        return ()
+    produces: ClassVar[tuple[str, ...]] = ()
 
 
 @final
@@ -386,10 +367,7 @@ class Hold(OncePerStep):
     id: int
     produces: tuple[str, ...]
     queue: str = HOST
-
-    @property
-    def consumes(self) -> tuple[str, ...]:
-        return ()
+    consumes: ClassVar[tuple[str, ...]] = ()
 
 
 @final
