@@ -25,7 +25,7 @@ def test_strict_mode_refuses_implicit_boxing_that_moves_bytes():
         assert (x @ w).sbp == (P(),)
         assert (x + weft.ones(4, 4, placement=PAIR, sbp=B)).sbp == (S(1),)  # slicing is free
         message = (
-            r"test_wrong_use.py:\d+: aten.relu.default would move 64 bytes .*operands lie as \(P\(sum\)\); "
+            r"test_wrong_use.py:\d+: aten.relu.default would move 64 bytes .*operands are laid out as \(P\(sum\)\); "
             r"legal along an axis: B -> B; S\(0\) -> S\(0\).*x.to_global\(sbp=…\)"
         )
         with pytest.raises(LayoutError, match=message):

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from weft.boxing import BoxingStep, steps, transfer_ranks
+from weft.boxing import BoxingStep, steps
 from weft.boxing.box_steps import step_groups, step_node
 from weft.errors import InternalError, LayoutError
 from weft.ir.plan import Collective, LocalCall, LocalNode, Transfer
@@ -38,8 +38,12 @@ def cut(whole: Tensor, layout: Layout, mesh: Mesh) -> tuple[Spec, Locals]:
 
 def laid(spec: Spec, locals_: Locals, layout: Layout) -> tuple[Spec, Locals]:
     """Fresh local tensors brought from a layout without Partial to one that may have it; nothing is sent."""
-    chain = chain_between(spec, layout)
-    return spec.with_layout(layout), chain.run(locals_, "creation") if chain else locals_
+    way = spec.layout, layout, spec.shape, spec.dtype
+    parts = [
+        run_steps(part, *way, rank, {}.__getitem__)
+        for part, rank in zip(locals_, spec.mesh.ranks, strict=True)
+    ]
+    return spec.with_layout(layout), tuple(part for part in parts if part is not None)
 
 
 def assemble(spec: Spec, parts: Mapping[int, Tensor]) -> Tensor:
@@ -93,9 +97,6 @@ def box(
         return spec.with_layout(target, mesh), locals_
     if implicit:
         check_strict(chain.bytes, implicit, str(chain))
-    if spec.layout.placement != target.placement and spec.mesh.in_process and mesh.in_process:
-        whole = assemble(spec, dict(zip(spec.mesh.ranks, locals_, strict=True)))
-        return spec.with_layout(target, mesh), cut(whole, target, mesh)[1]
     return spec.with_layout(target, mesh), chain.run(locals_, implicit or "to_global")
 
 
@@ -130,13 +131,12 @@ Locals = tuple[Tensor, ...]
 @final
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Steps that take a tensor's local tensors from one layout to another."""
+    """Steps that take a tensor's local tensors from one layout to another; a process with all ranks needs none."""
 
     spec: Spec
     mesh: Mesh
     target: Layout
     steps: tuple[BoxingStep, ...]
-    nodes: tuple[tuple[LocalNode | None, ...], ...]
 
     @property
     def bytes(self) -> Bytes:
@@ -152,10 +152,8 @@ class Chain:
             return locals_
         if not self.spec.mesh.in_process or not self.mesh.in_process:
             return self._with_peers(locals_, what)
-        before = locals_
-        for step, nodes in zip(self.steps, self.nodes, strict=True):
-            locals_ = _among_own(step, nodes, locals_, self.mesh)
-        return tuple(map(_unshared, locals_, before))
+        whole = assemble(self.spec, dict(zip(self.spec.mesh.ranks, locals_, strict=True)))
+        return cut(whole, self.target, self.mesh)[1]
 
     def _with_peers(self, locals_: Locals, what: str) -> Locals:
         world, spec = self.mesh.world, self.spec
@@ -178,38 +176,14 @@ def chain_between(spec: Spec, target: Layout, mesh: Mesh | None = None) -> Chain
     """The cheapest chain to another layout; None when nothing is to be done."""
     if spec.layout == target:
         return None
-    dtype = spec.tensor.dtype
-    found = steps(spec.layout, target, spec.shape, ITEM_SIZE[dtype])
-    nodes = tuple(
-        tuple(step_node(step, "x", "y", spec.shape, dtype, rank, lambda _: 0) for rank in ranks)
-        for step, ranks in ((step, spec.mesh.ranks) for step in found)
-        if step.kind != "transfer" or spec.layout.placement == target.placement
-    )
-    return Chain(spec, mesh or spec.mesh, target, found, nodes)
+    found = steps(spec.layout, target, spec.shape, ITEM_SIZE[spec.tensor.dtype])
+    return Chain(spec, mesh or spec.mesh, target, found)
 
 
 def _unshared(made: Tensor, given: Tensor) -> Tensor:
     """A copy where boxing left the tensor, or a view of it: writing one must not write the other."""
     shared = made.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
     return made.clone() if shared else made
-
-
-def _among_own(
-    step: BoxingStep, nodes: Sequence[LocalNode | None], locals_: Locals, mesh: Mesh
-) -> Locals:
-    if isinstance(nodes[0], Transfer):
-        return transfer_among_own(lambda _: transfer_ranks(step), nodes, locals_, mesh)
-    if not isinstance(nodes[0], Collective):
-        return tuple(map(_local, nodes, locals_))
-    at = dict(zip(mesh.ranks, range(len(mesh.ranks)), strict=True))
-    made: dict[int, Tensor] = {}
-    for group in step_groups(step):
-        node = nodes[at[group[0]]]
-        assert isinstance(node, Collective)
-        results = _collective(node, [locals_[at[rank]] for rank in group])
-        for rank, result in zip(group, results, strict=True):
-            made[rank] = result.to(mesh.device_of(rank))
-    return tuple(made[rank] for rank in mesh.ranks)
 
 
 def transfer_among_own(
@@ -242,20 +216,6 @@ def _local(node: LocalNode | None, tensor: Tensor) -> Tensor:
     arguments: Any = node.args[1:]
     made: Tensor = LOCAL_OPS[node.op](tensor, *arguments)
     return made
-
-
-def _collective(node: Collective, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The results of a collective among tensors of this process, in the order of its ranks."""
-    tensors = [tensor.to(tensors[0].device) for tensor in tensors]
-    if node.kind == "reduce_scatter":
-        pieces = [tensor.split_with_sizes(node.sizes, node.dim) for tensor in tensors]
-        return [reduce_in_order(part, node.reduction) for part in zip(*pieces, strict=True)]
-    if node.kind == "all_to_all":
-        pieces = [tensor.split_with_sizes(node.split_sizes, node.split_dim) for tensor in tensors]
-        return [torch.cat(part, node.dim) for part in zip(*pieces, strict=True)]
-    reduces = node.kind == "all_reduce"
-    made = reduce_in_order(tensors, node.reduction) if reduces else torch.cat(tensors, node.dim)
-    return [made, *(made.clone() for _ in tensors[1:])]
 
 
 # From the ranks of a group, in its order, to this rank's end of a channel between exactly these.
