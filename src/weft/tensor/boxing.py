@@ -39,8 +39,9 @@ def cut(whole: Tensor, layout: Layout, mesh: Mesh) -> tuple[Spec, Locals]:
 def laid(spec: Spec, locals_: Locals, layout: Layout) -> tuple[Spec, Locals]:
     """Fresh local tensors brought from a layout without Partial to one that may have it; nothing is sent."""
     way = spec.layout, layout, spec.shape, spec.dtype
+    channels: dict[tuple[int, ...], Channel] = {}
     parts = [
-        run_steps(part, *way, rank, {}.__getitem__)
+        run_steps(part, *way, rank, channels.__getitem__)
         for part, rank in zip(locals_, spec.mesh.ranks, strict=True)
     ]
     return spec.with_layout(layout), tuple(part for part in parts if part is not None)
