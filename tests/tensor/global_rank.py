@@ -123,7 +123,9 @@ def diverging_early(rank: int) -> None:
     x = weft.ones(4, 4, placement=PAIR, sbp=S(0))
     with weft.check_every_op():
         assert (x + x).to_local().sum() == 16
-        with pytest.raises(RankFailure, match="rank 1: aten.exp.default where operands are laid out as"):
+        with pytest.raises(
+            RankFailure, match="rank 1: aten.exp.default where operands are laid out as"
+        ):
             torch.relu(x) if rank == 0 else torch.exp(x)
 
 
