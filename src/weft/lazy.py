@@ -14,7 +14,7 @@ from typing import Any
 
 
 def looked_up(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package: imports the home of a name when it is first read, and keeps what it holds.
+    """The `__getattr__` of a package: imports the home of a name when it is first read, and caches its value.
 
     Args:
         package: `__name__` of the package.
@@ -35,7 +35,7 @@ def looked_up(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 @contextmanager
 def interrupts_later() -> Iterator[None]:
-    """Raise an interrupt of the user's at the end: one in the middle of an import leaves halves of modules.
+    """Delay a keyboard interrupt to the end of the block, because one during an import leaves half-imported modules.
 
     Importing torch takes seconds, and a half-imported torch raises in every later import of the process. If SIGINT
     has another handler than Python's own, and in other threads than the main one, nothing is changed.
@@ -68,7 +68,7 @@ def _nothing_drawn() -> Iterator[None]:
 
 
 def keep_names(package: str, homes: Mapping[str, str]) -> None:
-    """Let names of `homes` that sub-packages have too stand for what their homes define.
+    """Bind names of `homes` that are also sub-packages to the objects that their homes define.
 
     The import system binds a sub-package to its name in the package; `weft.tensor` is a function.
     """

@@ -75,7 +75,7 @@ def check_named(
     Args:
         where: the pattern as the user gave it: "recompute=['block.*']".
         pattern: the pattern.
-        names: all that it might name.
+        names: all possible names.
         kind: of these, in the plural: "modules".
         names_it: `matches` or `covers`.
 
@@ -97,7 +97,7 @@ def name_patterns(where: str, patterns: object) -> tuple[str, ...]:
     """Name patterns, in their order, as a tuple.
 
     Raises:
-        StrategyError: when they are anything else: a single text would be one for each of its letters.
+        StrategyError: when they are anything else, such as a single string.
     """
     every = tuple(patterns) if isinstance(patterns, list | tuple | Set | Iterator) else (None,)
     if not all(isinstance(one, str) for one in every):

@@ -25,7 +25,7 @@ class Assignment:
         cost: the deduction's cost of all work and boxing in bytes,
             with the charges for departing from the strategy's intent along the last axis.
         bound: a lower bound on the cost of any layouts, along the axis solved last with the others fixed.
-        proven: true where `cost` is the least there is, along each axis with the others fixed.
+        proven: true if `cost` is the least there is, along each axis with the others fixed.
         broken: how often a parameter is used in another layout than the user's, because its op allows no other.
     """
 

@@ -38,7 +38,7 @@ class Options(ReadInParts):
             for those of the schedule.
         zero: how states, gradients and parameters are sharded, all alike or by patterns of parameters.
         recompute: patterns of modules whose forward runs again in the backward.
-        offload: patterns of modules whose results wait in host memory for the backward.
+        offload: patterns of modules whose activations are kept in host memory until the backward.
         precision: of work, exchanges and sums; None leaves the model's own.
         memory_limit: bytes on each rank.
         activations: patterns of modules, and the SBPs of what they return, one for all axes or for each.

@@ -117,8 +117,8 @@ def parse_topology(
     Args:
         content: of the file, as plain data.
         where: named in errors.
-        devices: how many are wanted; the file's nodes become more, or fewer.
-        calibrated: False takes the links of the catalogue with their published figures alone.
+        devices: number of devices; nodes of the file are added or left out.
+        calibrated: False uses only the published figures of the catalogue's links.
 
     Raises:
         UserError: when a field is missing, unknown or out of range, a link leads nowhere, or devices do not reach one
@@ -372,9 +372,9 @@ def topology(what: str | Path | Topology, calibrated: bool = True) -> Topology:
     """A topology by its name in the catalogue, from a file, or as it is.
 
     Args:
-        what: a name, with a number of devices after an x where the catalogue's number is not meant ("h100x512"); the
+        what: a name of the catalogue, optionally with a number of devices ("h100x512"); the
             path of a `.yaml` file; or a topology.
-        calibrated: False takes the links with their published figures alone.
+        calibrated: False uses only the published figures of links.
 
     Raises:
         UserError: when there is none of this name, or the file cannot be read or is not legal.

@@ -133,7 +133,7 @@ class Pattern:
         self._own = 0.0
 
     def inside(self, flows: _Inner, factor: Floats) -> Floats:
-        """LinkLoads the links within nodes with each part's flows times a factor.
+        """Load the links within nodes with each part's flows times a factor.
 
         Returns:
             Seconds of the messages, one after the other, in each protocol and part.
@@ -166,7 +166,7 @@ class Pattern:
                 self._met(port.link)
 
     def crossing(self, sources: Ints, targets: Ints, factor: Floats) -> Floats:
-        """LinkLoads the uplinks that parts cross to other parts with the factor of each pair.
+        """Load the uplinks that parts cross to other parts with the factor of each pair.
 
         Returns:
             Seconds until a message has crossed, in each protocol and pair.
@@ -182,7 +182,7 @@ class Pattern:
         return found + network.level_waits[network.meeting(*units)]
 
     def outside(self, share: Floats) -> Floats:
-        """LinkLoads what all members send to those of other nodes and receive from them, `share` for each.
+        """Load the ports with the bytes that all members exchange with other nodes, `share` for each.
 
         Returns:
             Seconds of the longest way, in each protocol and part.

@@ -142,7 +142,7 @@ KINDS: dict[RegisterKind, Kind] = {
 @final
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on one rank at the moment when it holds most.
+    """Bytes on one rank at its memory peak.
 
     `gradients` are what updates read, `communication` what collectives make and the buffers that
     they work with, `activations` everything else that comes and goes.

@@ -58,7 +58,7 @@ from weft.ir.scanner import Scanner
 from weft.layout import Layout, Placement, Shares
 from weft.ops.call import Token
 
-# Prints a value, given the placements of the graph; and reads one, given the name that stands before it.
+# Prints a value, given the placements of the graph; and reads one, given the name that is before it.
 _Show = Callable[[Any, Sequence[Placement]], str]
 _Read = Callable[[Scanner, Any], Any]
 # The words and signs between the fields of a form.
@@ -67,7 +67,7 @@ _WORDS = re.compile(r"[A-Za-z_]+|->|[():=]")
 
 @final
 class LineForm:
-    """One kind of line, or of a part of one: `template` says how the fields of a class stand in it.
+    """One kind of line, or of a part: `template` gives the text form of a class's fields.
 
     `{field:kind}` is a field (see `_KINDS`), or the whole object where it has no name. `[ word {field:kind}]` stands
     only where the field is not as its class gives it by default, `[ word]` where the field `word` is true.
@@ -324,7 +324,7 @@ _KINDS: dict[str, tuple[_Show, _Read]] = {
 }
 _ACTS = "[ acts {acts:int}][ priority {priority:int}]{phase:phase}"
 
-# Lines of graphs; what a node makes stands before those of the second three, with a `=`.
+# Lines of graphs; what a node makes is before those of the second three, with a `=`.
 UPDATE = LineForm(
     Update,
     "update {rule:string} group {group:int} {target:ref} from {source:ref}[ states {states:refs}]"
@@ -368,7 +368,7 @@ PARTS: dict[str, LineForm] = {
         "[ rate {rate:int}] from {producer:int} to {consumers:ints}[ full]",
     ),
 }
-# Of an actor, the text after its number and queue; what it does stands on lines below.
+# Of an actor, the text after its number and queue; what it does is on lines below.
 ACTORS: dict[str, LineForm] = {
     "feed": LineForm(Feed, "feed {:feeds}"),
     "fetch": LineForm(Fetch, "fetch {:fetches}"),
@@ -385,7 +385,7 @@ ACTORS: dict[str, LineForm] = {
 
 
 def node_text(node: Node, placements: Sequence[Placement]) -> str:
-    """One node of a graph on one line; a layout's placement must stand in `placements`."""
+    """One node of a graph on one line; a layout's placement must be in `placements`."""
     match node:
         case Update():
             return UPDATE.show(node)

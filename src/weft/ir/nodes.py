@@ -117,12 +117,12 @@ HINT, TAKE = "weft.hint", "weft.take"
 @final
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """The layout that the result of a call is to have, whatever that costs.
+    """The layout that the result of a call must have, at any cost.
 
     Attributes:
         sbps: one for each axis of the placement, or one for all of them; None leaves an axis free.
-        stored: where the compiler says how a parameter or its gradient is stored, or that it is
-            whole from there on, the axis that this is about; None if the user says how a value is laid out.
+        stored: the axis, if the compiler sets how a parameter or its gradient
+            is stored, or that it is whole from there on; None for a hint of the user.
     """
 
     sbps: tuple[SBP | None, ...]
@@ -250,7 +250,7 @@ class UpdateBytes:
     Attributes:
         alone: while it runs.
         left: further ones, while it runs in a loop behind another one.
-        together: while any of those run that run in one go.
+        together: further bytes while a fused group of updates runs.
     """
 
     alone: int = 0

@@ -175,12 +175,12 @@ GraphMode: TypeAlias = Literal["auto", "always", "never"]
 @final
 @dataclass(frozen=True)
 class GraphedRun:
-    """The findings about the segments of a rank, some of which are replayed.
+    """The decisions which segments of a rank run as CUDA graphs.
 
     Attributes:
         reasons: for the id of every segment that is not replayed, why.
         launches: calls that the host would launch one by one in a step.
-        saved: how many of them graphs spare.
+        saved: how many of these launches graphs avoid.
         host: seconds in which it would launch them.
         device: seconds in which the device runs them.
     """

@@ -152,8 +152,7 @@ class Collective:
             outputs; all_to_all: the lengths of the pieces along `dim` as they arrive from each
             rank).
         split_sizes: for all_to_all: lengths along `split_dim` of the pieces for each rank.
-        bytes: what crosses between the ranks of the communicator, over all of them; what the
-            channels count.
+        bytes: bytes sent between the ranks of the communicator in total; the channels count them.
         in_place: of an all_reduce: whether it writes its result over the input, which nobody else
             holds.
     """
@@ -195,7 +194,7 @@ class Transfer:
             one.
         receives: for each peer that gives something, the region of the output. Together they fill
             it.
-        bytes: what crosses between the ranks of the communicator, over all of them.
+        bytes: sent between the ranks of the communicator in total.
     """
 
     communicator: int
@@ -295,12 +294,11 @@ class Compute:
 
     Attributes:
         acts: acts per step: 1, or one for each micro-batch.
-        priority: of two actors of a queue that may act for one step, the lower number goes first.
-        copies: what it hands on, or gives to its updates, as copies: these values are in the memory
-            of variables that are overwritten.
-        parts: the places of the nodes at which parts begin that may be compiled each as one kernel;
-            equal layers make equal parts.
-        replayed: true if the calls of an act are put on the device as one, captured in a step.
+        priority: among actors of a queue that can act for one step, the lowest number goes first.
+        copies: values to copy before they are handed on or updated, because they
+            share memory with overwritten variables.
+        parts: the first nodes of parts that may each be compiled as one kernel; equal layers make equal parts.
+        replayed: true if the calls of an act run as a CUDA graph.
     """
 
     id: int

@@ -107,7 +107,7 @@ class Scanner:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Read all of the line; name it where something in it is of another kind than what stands there takes."""
+        """Read all of the line; name it where something in it is of another kind than what is there takes."""
         try:
             yield
             if self.tokens:
@@ -212,7 +212,7 @@ class Scanner:
         return "", self.argument()
 
     def layout(self) -> Layout | None:
-        """` @0(S(0), B)`, or None when no layout stands here."""
+        """` @0(S(0), B)`, or None when no layout is here."""
         if self.kind() != "placement":
             return None
         index = int(self.take("placement")[1:])

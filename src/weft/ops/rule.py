@@ -155,12 +155,12 @@ def rule(
         ops: names such as "aten.mm.default".
         factors: factor notation (see `weft.ops.factors`), or a function from a call to its
             `Factors`; without it, `rule(ops, …)` decorates that function.
-        **options: what else is known of the op:
+        **options: further properties of the op:
             linear: groups of argument positions (or a function from a call to them). Partial(sum)
                 passes when all operands of a group are Partial and all others Broadcast; a number
                 other than 0 in the group forbids it, and so does a result of a dtype that does not
                 hold the operands' numbers: summands would be rounded before they are summed.
-            lossy: true if Partial(sum) passes all the same.
+            lossy: true if Partial(sum) passes in spite of that.
             added: positions of arguments that are added to the rest, as the bias of addmm is: when
                 a factor that they lack is contracted, they must be Partial too, or every rank would
                 add them.
@@ -171,7 +171,7 @@ def rule(
                 or positions.
             ignored: positions of arguments (or a function from a call to them) whose values do not
                 matter: where they are Broadcast, they may also be Partial(sum).
-            anyhow: positions of arguments that are ignored: they may be laid out in any way.
+            anyhow: positions of arguments that are ignored: any layout is allowed.
             kept: numbers of results that only the ops of `readers` understand: they are never boxed.
             readers: the ops that understand them, as the op's backward.
             places: positions of arguments that say where a rank's shard begins, and nothing else.
@@ -231,10 +231,10 @@ def shard_places(op: str) -> tuple[int, ...]:
 
 
 def rule_of(call: OpCall) -> Rule:
-    """The rule of a call's op; an ATen op that has none and is a plain function runs whole.
+    """The rule of a call's op; a pure ATen op without a rule runs whole.
 
     Raises:
-        RuleError: when there is none; says how to declare one.
+        RuleError: when there is none; the message says how to declare one.
     """
     found = _RULES.get(call.op) or (_WHOLE if runs_whole(call.op) else None)
     if found is None:

@@ -19,10 +19,10 @@ class WeftOp:
         shares: true if its result may be the first operand, or a view of it.
         over_step: true if it makes one value of all micro-batches of a step.
         launches: kernels that the host launches for a call on a device.
-        host: why no CUDA graph can hold it, as what the host does; "" when one can.
+        host: the work of the host that prevents CUDA graphs; "" if there is none.
         plain: true if it is a function of ATen ops that Inductor may compile.
-        like: the ATen op that it takes the place of on some device, with the same arguments.
-        urgent: true if the very next calls want its result reduced: it does not wait for the gradients of weights.
+        like: the ATen op that it replaces on some device, with the same arguments.
+        urgent: true if the next calls need its reduced result, so that it does not wait for gradients of weights.
         places: positions of arguments that say where a rank's shard begins, and nothing else.
         held: positions of arguments that say besides whether a rank has a value, or zeros in its place: of
             memory, not of time.

@@ -36,7 +36,7 @@ class Difference:
     Attributes:
         name: of the entry, as in strategy files.
         first, second: what each strategy says, as text.
-        seconds: of a step of the first strategy with this entry of the second; None if it cannot be planned so.
+        seconds: of a step of the first strategy with this entry of the second; None if it cannot be planned.
         why: why not.
     """
 
@@ -94,7 +94,7 @@ class Differences:
 def differences(
     step: StoredStep, first: Strategy, second: Strategy, topology: str | Path | Topology
 ) -> Differences:
-    """Simulate two strategies, and the first one with each entry that the second one has otherwise.
+    """Simulate two strategies, and the first with each entry in which the second differs.
 
     Effects of single entries need not add up: some depend on each other, such as stages and micro-batches.
 

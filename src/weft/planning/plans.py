@@ -163,7 +163,7 @@ def priced_step(step: PlannedStep, costs: Costs, given: CostOverrides | None = N
         given: costs that count in place of the machine's, where there are some.
 
     Raises:
-        UserError: when a cost is given for what is not in the plans.
+        UserError: when an override names something that is not in the plans.
     """
     step = as_run(step) if isinstance(costs, MeasuredCosts) else step
     return PricedStep(step, costs_of(step, costs, given), costs)

@@ -40,9 +40,9 @@ class Failed:
 
     Attributes:
         text: of the error; the error itself would keep the program alive.
-        changed: true where parameters or gradients had begun to change here.
+        changed: true if parameters or gradients had begun to change here.
         renew: puts new executors in place of those that failed; every process must call it.
-        loaded: true where all that it may have changed was loaded since.
+        loaded: true if all that it may have changed was loaded since.
     """
 
     number: int
@@ -65,7 +65,7 @@ class ProgramCore:
         samples, metrics: of the last step: samples over all ranks; metrics by name.
         waits, loads: by number of the step, in loops of weft's: waits for batches, and the acts that brought them.
         loading: the plan of the last loop that loads ahead; None before one.
-        failed: the step or update that failed last; None where the program can go on.
+        failed: the step or update that failed last; None if the program can continue.
         places: of the model's tensors, which are live already; compared before every step.
         close: ends threads and groups; nothing when called again.
     """
@@ -150,7 +150,7 @@ class ProgramCore:
             raise RankFailure(
                 "the last failed call had changed parameters or gradients on some ranks, and not on others: "
                 f"{failed.text}. Load a state that you trust with load_full_state_dict on every process, and the "
-                "optimizer's with load_state_dict; then the program goes on, without the gradients that were kept"
+                "optimizer's with load_state_dict; then the program continues, without the gradients that were kept"
             )
         if failed.changed:
             self.training.gradients.drop()
@@ -248,7 +248,7 @@ def one_at_a_time(call: Callable[Concatenate[Own, P], T]) -> Callable[Concatenat
 
 @contextmanager
 def at_work(world: World, what: str, lock: threading.RLock) -> Iterator[None]:
-    """While this lasts, no other thread works with the ranks of a world; `lock` is that of `lock_of`.
+    """Within the context, no other thread works with the ranks of a world; `lock` is that of `lock_of`.
 
     Raises:
         UserError: in a forked process, or where another thread has the lock; names `what` begins.

@@ -29,9 +29,9 @@ class AdditivePart:
     """The sum of calls and boxing of a plan.
 
     Attributes:
-        cost: of the layouts as they are: seconds of all stages together, at the rates of large calls and exchanges.
-        least: that any layouts sum to.
-        cheapest: the strategy with the cheapest layouts that were found.
+        cost: of the strategy's layouts: seconds of all stages together, at the rates of large calls and exchanges.
+        least: the lowest sum for any layouts.
+        cheapest: the strategy with the cheapest layouts found.
     """
 
     cost: float
@@ -51,7 +51,7 @@ class AdditivePart:
 def additive_part(
     facts: StepFacts, strategy: Strategy, deduced: Sequence[Deduced]
 ) -> AdditivePart | None:
-    """The additive part of a strategy's plan; None if it cannot be said.
+    """The additive part of a strategy's plan; None if unknown.
 
     The part is unknown on one rank, on grids with three axes of several ranks, and where an op has no rule for the
     whole grid.

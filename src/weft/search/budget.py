@@ -29,7 +29,7 @@ class Budget:
 
     @staticmethod
     def of(seconds: object, moves: object) -> Budget:
-        """From now on; `moves` counts in place of `seconds` where it is given.
+        """A budget from now on; `moves`, if given, replaces `seconds`.
 
         Raises:
             UserError: one is not a number above 0.
@@ -70,20 +70,20 @@ class Budget:
 @final
 @dataclass(frozen=True)
 class Auto:
-    """A search for the fastest strategy on the ranks of a program, by the first of them, for all.
+    """A search for the fastest strategy on the ranks of a program; the first rank searches for all.
 
     Attributes:
         seconds: that it may take.
         memory_limit: bytes that a rank may take; by default what its device has.
         fixed: entries that hold for every strategy. Stages that name their ranks name those of the placement.
-        seed: of what is drawn.
+        seed: of the random choices.
         moves: how many strategies are planned at most, in place of seconds: the same strategy on any machine.
-        measure: how many of those that should be fastest run some steps, on the ranks of the program; the one that is
-            fastest then is taken. From 2 on the fastest that people write by hand is among them; then the layouts of
-            the fastest without micro-batches, ZeRO and recomputation; then the fastest of other numbers of stages and
-            micro-batches: a simulation errs alike about strategies that are alike. 0 and 1 run none. Each takes its
-            parts of parameters and states beside the model, and runs with the values of the example batch; one that
-            fails is left out, and why is in the log `weft`. Where all fail the call does.
+        measure: how many of the predicted fastest strategies run some steps on the program's ranks; the fastest
+            measured is used. From 2 on they include the fastest handwritten strategy; then the layouts of the fastest
+            without micro-batches, ZeRO and recomputation; then the fastest with other numbers of stages and
+            micro-batches, because a simulation makes similar errors for similar strategies. 0 and 1 run none. Each
+            strategy needs memory for its parts of parameters and states beside the model, and runs with the example
+            batch; one that fails is left out, with the reason in the log `weft`. If all fail, the call fails.
     """
 
     seconds: float = 60.0

@@ -42,10 +42,10 @@ class Enumeration:
         return not self._estimates.has_room(Candidate(len(self._facts.ranks)))
 
     def probe_kinds(self) -> None:
-        """Look at the best, by its estimate, of each kind of strategy that people write by hand.
+        """Probe the best candidate, by estimate, of each kind of handwritten strategy.
 
-        By small steps where there are any, else by a plan of the whole. It ends where time for a plan of the best would
-        be spent on looks.
+        It probes with small steps if there are any, else with a plan of the whole step. It ends before probes use up
+        the time for a plan of the best.
         """
         state, plan, took = self._state, 0.0, 0.0
         for candidate in self._one_of_each_kind():
@@ -66,8 +66,8 @@ class Enumeration:
     def _one_of_each_kind(self) -> list[Candidate]:
         """The fastest candidate of each kind; first kinds without a tensor axis or stages, whose ranks are alike.
 
-        Among candidates about as quick, one with few micro-batches wins: it is planned quickly. Kinds that lack far
-        more room than an estimate errs by are left out.
+        Among candidates of about equal speed, few micro-batches win, because they are planned quickly. Kinds that
+        exceed the memory by far more than the estimate's error are left out.
         """
         candidates = self._queue.candidates.where(self._by_hand & self._queue.left)
         outlook = self._estimates.of(candidates)
@@ -79,10 +79,10 @@ class Enumeration:
         return found
 
     def probe_smallest(self) -> None:
-        """Look at fully sharded data parallel, until a candidate of it has room, where data parallel lacks it.
+        """If data parallelism does not fit, probe fully sharded data parallelism until a candidate fits.
 
-        With blocks that run again, or none, by small steps. If there are none, or moves count in place of seconds,
-        those are planned of which all blocks run again.
+        It probes with small steps, with and without recomputed blocks. Without small steps, or if moves replace
+        seconds, it plans candidates that recompute all blocks.
         """
         state, candidates = self._state, self._queue.candidates
         among: Mask = (candidates.data == len(self._facts.ranks)) & (candidates.zero == 3)
@@ -107,7 +107,7 @@ class Enumeration:
         """Plan candidates, the fastest by estimate first, while the budget lasts.
 
         Args:
-            by_hand: those that people write by hand, or the others; both as long as nothing fits.
+            by_hand: handwritten candidates, or the others; both as long as nothing fits.
             likely: only those that should be faster than the best.
         """
         state, queue = self._state, self._queue
@@ -132,9 +132,9 @@ class Enumeration:
                 state.plan_candidate(candidate)
 
     def others_are_better(self) -> bool:
-        """True if candidates that nobody writes by hand should be faster than moves from the best lead to.
+        """True if non-handwritten candidates should beat moves from the best strategy.
 
-        True if baselines do not fit in memory, or another probed candidate should be faster.
+        So it is if baselines do not fit in memory, or another probed candidate should be faster.
         """
         others = ~self._by_hand
         known = next(self._queue.with_room(others, looked=True), None)
@@ -170,8 +170,8 @@ class Enumeration:
         self._estimates.look(candidate)
 
     def _first(self, among: Mask) -> tuple[Candidate, float] | None:
-        """The next candidate, and its seconds; while nothing fits, the fastest of those that should have room, if
-        any.
+        """The next candidate, and its seconds; while nothing fits, the fastest candidate that should fit,
+        if any.
         """
         roomy = self._queue.with_room(among, looked=False) if self._state.log.best is None else ()
         return next(iter(roomy), None) or next(iter(self._queue.first(among)), None)
@@ -185,7 +185,7 @@ class Enumeration:
         return seconds <= times * self._state.log.quickest
 
     def _with_fewer(self, candidate: Candidate) -> Candidate | None:
-        """The candidate, or the one with as few blocks that run again as have room; None if that came out before.
+        """The candidate with the fewest recomputed blocks that fits; None if it came out before.
 
         The candidate takes its own place in the order then.
         """
@@ -233,10 +233,10 @@ class Enumeration:
         )
 
     def plan_cheapest(self) -> None:
-        """Plan the layouts that sum to the least on all ranks, and vocabularies split: no candidate says them.
+        """Plan the cheapest layouts on all ranks, and split vocabularies, which no candidate covers.
 
-        With nothing else. If a pipeline is the best, its stages have few layouts, and moves from it lead there by
-        many steps only.
+        These strategies have nothing else. From a pipeline, moves would reach them only after many steps, because its
+        stages have few layouts.
         """
         state, candidate = self._state, Candidate(len(self._facts.ranks))
         splits = self._facts.samples >= candidate.data > 1 and fits(candidate, self._facts.base)

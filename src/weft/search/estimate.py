@@ -30,7 +30,7 @@ from weft.units import Bytes, Seconds
 
 @final
 class CandidateRoofline(NamedTuple):
-    """Candidates before anything of them is measured.
+    """Candidates before any measurement.
 
     Attributes:
         seconds: of a step, with room or without.
@@ -147,13 +147,13 @@ def _puts_off(table: CandidateTable) -> Mask:
 
 @final
 class _Measured(NamedTuple):
-    """A candidate that was measured, beside its roofline.
+    """A measured candidate, relative to its roofline.
 
     Attributes:
-        seconds: times as long as the roofline.
-        memory: times as many bytes beside states.
+        seconds: relative to the roofline's.
+        memory: bytes beside states, relative to the roofline's.
         most: bytes that candidates like it hold at most over their roofline.
-        planned: true if it was planned whole, false for a look by small steps.
+        planned: true if it was planned whole, false if it was probed with small steps.
     """
 
     traits: Ints
@@ -205,7 +205,7 @@ class _Corrected:
 
 @final
 class MemoryOutlook:
-    """Estimates of some candidates, better with each that is measured.
+    """Estimates of some candidates, improved by each measurement.
 
     Candidates of which all blocks run again, or wait, stand for those with as few of them as give room: those are
     planned in their place, where the step has small ones.
@@ -257,11 +257,11 @@ class MemoryOutlook:
 
 @final
 class Estimates:
-    """Estimates of candidates, better with each that is measured.
+    """Estimates of candidates, improved by each measurement.
 
     Attributes:
         measured: what candidates took over their rooflines.
-        looks: looks so far, at candidates without stages, those of an earlier search among them.
+        looks: probes so far of candidates without stages, with those of an earlier search.
     """
 
     def __init__(
@@ -307,11 +307,12 @@ class Estimates:
         return MemoryOutlook(table, self)
 
     def learn(self, candidate: Candidate, found: Answer | None, planned: bool = True) -> None:
-        """Correct the estimates of candidates alike by what one takes; those like one that is refused wait.
+        """Correct the estimates of similar candidates by a measurement; candidates similar to a refused one are
+        postponed.
 
         Args:
             candidate: the planned candidate.
-            found: by a plan of it, or by small steps where it was not `planned`.
+            found: measured by a plan, or by small steps if not `planned`.
         """
         if found is None:
             return

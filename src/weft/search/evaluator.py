@@ -55,8 +55,8 @@ class Evaluator:
         step: as it was captured.
         machine: with at least as many devices as a strategy has ranks.
         ranks: all of the machine's that may be used, in order; rank r runs on device r.
-        most_classes: of ranks that are not alike in plans that are made; None for any number.
-        name: of the step, which planners know it by.
+        most_classes: the most classes of ranks in a plan; None for no limit.
+        name: of the step, for planners.
         planners: processes that plan ahead.
     """
 
@@ -97,7 +97,7 @@ class Evaluator:
         return self._took.get(key_of(strategy), 0.0)
 
     def ahead(self, strategy: Strategy, most: Seconds = UNBOUNDED) -> bool:
-        """Have a strategy planned by another process that has time, for it will be asked for.
+        """Let a free process plan a strategy that will be needed.
 
         Returns:
             False if none has.
@@ -150,7 +150,7 @@ class Evaluator:
             return None
 
     def whole(self, strategy: Strategy) -> PlannedWhole:
-        """The plan of a strategy with everything that it says.
+        """The full plan of a strategy.
 
         Raises:
             UserError: the step cannot be planned so.
@@ -182,7 +182,7 @@ class Evaluator:
         return found
 
     def within(self, strategy: Strategy, most: Seconds) -> Answer | TooSlow:
-        """The measures of a strategy that takes at most so many seconds; of others only that they take more.
+        """The measures of a strategy up to a limit of seconds; for slower strategies only that they are slower.
 
         The busiest queue of the plans is a bound: where that takes longer, nothing is simulated; where the step takes
         longer, what ranks hold is ignored.

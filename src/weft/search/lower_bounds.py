@@ -42,7 +42,7 @@ class Exchanges:
     _grouped: dict[object, list[tuple[int, ...]]] = field(default_factory=dict, repr=False)
 
     def reduction(self, table: CandidateTable, least: bool = False) -> Floats:
-        """Seconds in which gradients of weights are added up along the data axis; "free" layouts need add up none.
+        """Seconds to reduce the gradients of weights along the data axis; "free" layouts need no sum.
 
         With `least` each rank may gather what is around a layer, and make the whole gradient.
         """
@@ -82,7 +82,7 @@ class Exchanges:
         )
 
     def sums(self, table: CandidateTable, least: bool = False) -> Floats:
-        """Seconds in which what layers cut by columns and rows leave in parts along the tensor axis is added up.
+        """Seconds to reduce the partial results of layers split by columns and rows along the tensor axis.
 
         With `least` weights may be gathered in place.
         """

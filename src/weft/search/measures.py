@@ -87,7 +87,7 @@ def memory_of(peaks: Mapping[int, Bytes], machine: Machine) -> Bytes:
 
 
 def key_of(strategy: Strategy) -> str:
-    """A short name of a strategy that no other has.
+    """A short, unique name of a strategy.
 
     The key is the strategy's text: patterns count in their order, which equal mappings need not have.
     """

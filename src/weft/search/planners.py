@@ -62,10 +62,10 @@ _Key: TypeAlias = tuple[StepName, str]
 
 @final
 class Planners:
-    """So many processes, once the search has worked for a while or its step is large, to the end of the block.
+    """A context of planner processes, started when the search has run for a while or its step is large.
 
     Args:
-        count: of processes; 0 for none.
+        count: number of processes; 0 for none.
     """
 
     def __init__(self, count: int = 0) -> None:
@@ -113,9 +113,9 @@ class Planners:
         most: Seconds,
         setup: Callable[[], Setup],
     ) -> None:
-        """Have a strategy planned, where one has time and it was not asked for; `setup` makes what it is planned with.
+        """Let a free process plan a new strategy;
 
-        It is simulated whole where a step takes at most so many seconds.
+        `setup` makes the planner's input.
         """
         asked = name, key
         every = self._collected()

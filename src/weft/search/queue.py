@@ -28,7 +28,7 @@ class CandidateQueue:
     Attributes:
         candidates: all, planned or not.
         left: those that are left.
-        left_out: candidates that came out, for want of time to look at them.
+        left_out: candidates removed because there was no time to probe them.
     """
 
     def __init__(self, candidates: CandidateTable, least: Floats, estimates: Estimates) -> None:
@@ -108,7 +108,7 @@ class CandidateQueue:
         return [(self.candidates.candidate(one), float(now[one])) for one in every]
 
     def with_room(self, among: Mask, looked: bool) -> Iterator[tuple[Candidate, float]]:
-        """Candidates that are left and should have room, the fastest first; with `looked` only such as were looked at.
+        """Remaining candidates that should fit, the fastest first; with `looked` only probed ones.
 
         Where none has as much to spare as estimates err by, those that just should.
         """

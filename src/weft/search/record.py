@@ -38,7 +38,7 @@ class SearchRecord:
         fixed: the entries that it kept.
         step: the fingerprint of the captured step.
         machine: the fingerprint of the machine.
-        learned: what strategies and candidates take.
+        learned: measures of strategies and candidates.
     """
 
     best: Strategy
@@ -52,7 +52,7 @@ class SearchRecord:
         return (self.step, self.machine) == (step.fingerprint, machine.fingerprint)
 
     def learned_of(self, step: StoredStep, machine: Machine, fixed: Strategy) -> Learned:
-        """The part of it that counts for a search of that step, on that machine, with that fixed.
+        """The part that is valid for a search of that step, on that machine, with those fixed entries.
 
         Strategies take what they took. Candidates take about that, where nothing is fixed otherwise that changes all,
         and
@@ -88,10 +88,10 @@ class SearchRecord:
 
     @staticmethod
     def load(path: str | Path) -> SearchRecord:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
-            UserError: the file cannot be read, is none, or of another version of weft.
+            UserError: the file cannot be read, is invalid, or of another version of weft.
         """
         where = f"the record of a search {path}"
         try:
@@ -162,10 +162,10 @@ def _answer_json(answer: Answer | None) -> list[float] | str | None:
 
 
 def from_json(content: Mapping[str, Any]) -> Learned:
-    """The measures that `to_json` gave.
+    """The measures from the result of `to_json`.
 
     Raises:
-        ValueError, TypeError, KeyError: it did not.
+        ValueError, TypeError, KeyError: it is not a result of `to_json`.
     """
     return Learned(
         {str(key): _answer(each) for key, each in content["answers"].items()},
@@ -204,10 +204,10 @@ def _point(row: list[Any]) -> Candidate:
 
 @final
 class Probe(NamedTuple):
-    """A look at a candidate by plans of few blocks.
+    """A probe of a candidate by plans of few blocks.
 
     Attributes:
-        answer: what the whole takes, about, or why it cannot be planned; None if the step is too small to look at.
+        answer: estimated measures of the whole, or why it cannot be planned; None if the step is too small to probe.
         seconds: in which the whole would be planned, about.
     """
 
@@ -222,7 +222,7 @@ class Learned:
 
     Attributes:
         answers: of strategies that were planned, by `key_of`.
-        longer: of others, that they take longer than was asked for, by that key too.
+        longer: other strategies, slower than the limit asked for, by the same key.
         candidates: of the space, as they were planned with what was fixed then.
         looks: at candidates without stages.
     """

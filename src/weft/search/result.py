@@ -26,13 +26,13 @@ class Tried:
     """A strategy that was planned and simulated.
 
     Attributes:
-        name: of the strategy, in words.
+        name: a readable name of the strategy.
         strategy: as it was planned.
-        outcome: what came of it.
+        outcome: the outcome.
         seconds: of a step; None if it was refused.
         memory: bytes on the rank with the least room, with what its device reserves; None if it was refused.
-        why: the term that loses, or why it was refused.
-        by_hand: true if people write such strategies without a search.
+        why: the cost that makes it slower, or why it was refused.
+        by_hand: true if it is a usual handwritten strategy.
     """
 
     name: str
@@ -55,22 +55,22 @@ class Tried:
 @final
 @dataclass(frozen=True)
 class SearchResult:
-    """The best strategy that was found, and all that was tried.
+    """The best strategy, and everything that was tried.
 
     Attributes:
         best: the strategy; `grid` says on how many ranks along each axis.
         simulation: of it, as `weft.simulate` gives it.
-        bound: seconds that each strategy of the space takes at least; 0 if that is not known.
+        bound: lower bound on the seconds of every strategy of the space; 0 if unknown.
         tried: the strategies that were planned, the fastest that fit first.
         skipped: numbers of strategies that were not planned, by reason; and of moves that were refused, by the most
             frequent reasons.
-        not_searched: dimensions that the space has not, in words.
+        not_searched: texts for the dimensions that the space lacks.
         locality: which moves from the best were tried and are not faster, in words.
-        why: of each kind of strategy that people write by hand the best that is known, and what it loses by.
-        additive: what calls and boxing of the best sum to beside the least of any layouts in its grid and stages; None
-            where that cannot be said, or time did not suffice.
-        course: all that was looked at, in its order.
-        record: what the search learned, for the next one; with `save`.
+        why: for each usual handwritten kind, the best known strategy and why it is slower.
+        additive: the sum of calls and boxing of the best, and the least sum for any layouts in its grid and stages;
+            None if unknown, or if time ran out.
+        course: everything that was tried, in order.
+        record: the measurements of the search, for the next search; with `save`.
     """
 
     best: Strategy
@@ -147,10 +147,10 @@ class PlannedStrategy(NamedTuple):
     """A strategy that a search planned.
 
     Attributes:
-        name: of it, in words.
+        name: a readable name.
         strategy: as it was planned.
         answer: its measures, or why it was refused.
-        by_hand: true if people write such strategies without a search.
+        by_hand: true if it is a usual handwritten strategy.
     """
 
     name: str
@@ -169,7 +169,7 @@ _OF_EACH = (
 
 
 def not_searched(statistics: bool) -> tuple[str, ...]:
-    """Dimensions that the space has not, in words.
+    """Texts for the dimensions that the space lacks.
 
     Args:
         statistics: true if the step takes statistics over samples.
@@ -207,7 +207,7 @@ def rows(planned: Mapping[str, PlannedStrategy], best: str, limit: int | None) -
 
 
 def nothing_fits(planned: Collection[PlannedStrategy], most: int | None, left: int) -> str:
-    """The message where no strategy that was planned has room.
+    """The message if no planned strategy fits.
 
     Args:
         planned: all that were.
@@ -257,8 +257,8 @@ def worth_running(
 ) -> list[Strategy]:
     """Some strategies that fit, the fastest first.
 
-    A search ends among strategies that differ by little from its best: where the simulation errs about one, it errs
-    about all. Half of those returned are the fastest; the other half is the fastest that people write by hand, then
+    A search ends among strategies similar to its best: an error of the simulation affects all
+    of them. Half of those returned are the fastest; the other half is the fastest that people write by hand, then
     the fastest without what is added to its layouts, then the fastest that splits other parameters, where it should
     not be far slower, then the fastest of each other number of stages and micro-batches, as far as there are such.
 
@@ -268,8 +268,8 @@ def worth_running(
         tried: strategies that were planned, the fastest that fit first, as a result of a search has them.
         count: how many are returned at most, from 1.
         fixed: entries that hold for every strategy.
-        fits: true if a strategy that was not tried can be planned and has room; it is after the others.
-        split: says of a strategy which parameters it splits.
+        fits: true if a strategy that was not tried can be planned and has room; it comes after the others.
+        split: a function from a strategy to the parameters that it splits.
     """
     fit = _unlike(
         [each for each in tried if each.outcome in ("best", "slower")],

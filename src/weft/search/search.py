@@ -57,26 +57,26 @@ def search(
 ) -> SearchResult:
     """Search the fastest strategy of a step on a machine.
 
-    Equal arguments with `moves` give equal results on any machine; with `seconds`, as far as it gets.
+    Equal arguments with `moves` give equal results on any machine; with `seconds`, as far as the time allows.
 
     Args:
         step: the path of a graph file; or a `weft.Job`, `weft.Step` or `weft.Program`.
         topology: the machine, as `weft.simulate` takes it.
         seconds: that the search may take.
-        fixed: entries that are set hold for every strategy; the others are searched. A graph file's precision holds,
-            too.
-        start: a strategy that is tried first, with all that is fixed; or an earlier search, of which the best is. Its
-            measurements are reused where step and machine are the same, so that less is planned.
+        fixed: entries that are set are fixed for every strategy; the others are searched. A graph file's precision is
+            fixed, too.
+        start: a strategy to try first, with the fixed entries; or an earlier search, whose best is tried
+            first and whose measurements are reused if step and machine are the same.
         memory_limit: bytes of a device that a rank may take, with what the device reserves; by default what it has.
-        seed: of what is drawn.
+        seed: of the random choices.
         moves: how many strategies are planned at most, in place of seconds.
         every_rank: true if all devices must take part; by default fewer may, where that is faster.
         planners: processes that plan ahead, beside this one; by default one for each further core, 7 at most. They
             change how long a search takes, and with `seconds` how far it gets.
-        told: is given the search so far, after each strategy: `best`, None until one fits, `bound` and `planned`.
+        told: called after each strategy with the search so far: `best`, None until one fits, `bound` and `planned`.
 
     Raises:
-        UserError: an argument is no such, the topology is unknown, or no strategy fits the memory.
+        UserError: an argument is invalid, the topology is unknown, or no strategy fits the memory.
         CaptureError: the step cannot be one graph.
     """
     budget = Budget.of(seconds, moves)
@@ -113,7 +113,7 @@ def _phases(
 ) -> Iterator[tuple[float, Callable[[], None]]]:
     """The phases of a search: the part of the seconds at which each ends, and what it tries.
 
-    First candidates that should be quick, and moves, each for a part of the time; then all that is left.
+    First promising candidates, and moves, each for a part of the time; then all remaining candidates.
     """
     candidates = Enumeration(state)
     by_hand, others = partial(candidates.plan, True), partial(candidates.plan, False)
@@ -191,7 +191,7 @@ def _check_arguments(
 
 
 def limited(machine: Machine, asked: int | None) -> Machine:
-    """The machine whose ranks take so many bytes at most, where that is asked for.
+    """The machine with a memory limit on its ranks, if one is given.
 
     Raises:
         UserError: when what is asked for is not a number of bytes.

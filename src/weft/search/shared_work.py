@@ -52,13 +52,13 @@ _LOSS |= frozenset(aten("_log_softmax_backward_data nll_loss_backward nll_loss2d
 @final
 @dataclass(frozen=True)
 class StepWork:
-    """Seconds of a step's work: on one device, or on some ranks of which each does as much as it can.
+    """Seconds of a step's work: on one device, or divided over some ranks by their speeds.
 
     Attributes:
         calls: of all calls, without their starts.
         starts: of the starts of all matrix products; on ranks, of the device that starts them the fastest.
-        again: of the products in blocks that run again when blocks are recomputed.
-        all_again: of all calls that run again then.
+        again: of the products in blocks, when blocks are recomputed.
+        all_again: of all recomputed calls.
         update: of all updates.
         losses: of cross-entropies, which take fewer passes where their classes are split.
         forward: of the calls of the forward, but for cross-entropies.
@@ -180,8 +180,8 @@ class SharedWork:
         """Seconds of the longest chain through all stages, at least, by the parts above; 0 without any.
 
         A stage waits, in each step, for the forward of those before it and, where backward and forward take turns, for
-        their backward, but for gradients of weights; of stages of any size, the best balance counts. 0, too, where
-        parts are not in line, or devices of several kinds: slow ones may be last, with little work.
+        their backward, but for gradients of weights; of stages of any size, the best balance counts. It
+        is 0, too, if parts are not sequential or devices differ.
         """
         calls = self._calls(table, least=True)
         both = table.scheduled("gpipe", "1f1b")

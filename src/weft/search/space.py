@@ -31,7 +31,7 @@ from weft.units import counted
 def candidates(facts: StepFacts, every_rank: bool, idle: bool) -> CandidateTable:
     """All candidates of the space of a step, each once.
 
-    Here all blocks are recomputed or none: how many suffice is found when the memory of both is known.
+    Here all blocks are recomputed or none; the number needed is found once the memory of both is known.
 
     Args:
         facts: of the step.

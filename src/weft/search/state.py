@@ -47,7 +47,7 @@ class SearchState:
         bounds: lower bounds of candidates.
         budget: what may be spent.
         learned: of an earlier search.
-        told: is given the state, at each `tell`.
+        told: called with the state at each `tell`.
 
     Attributes:
         facts: of the step.
@@ -55,7 +55,7 @@ class SearchState:
         log: what was planned.
         queue: candidates that were not planned yet.
         candidates: the answers of candidates that were planned.
-        until: the part of the seconds at which what continues now ends.
+        until: the part of the seconds at which the current phase ends.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class SearchState:
         return self.affords() and (self.planned > 0 or self.budget.part() < self.until / 2)
 
     def probes_in_time(self, candidate: Candidate) -> bool:
-        """True if there should be time to look at a candidate: those of many micro-batches take longer than
-        others.
+        """True if there should be time to probe a candidate: many micro-batches take
+        longer.
         """
         return self.budget.has(self.estimates.seconds_of_probe(candidate))
 
@@ -259,10 +259,10 @@ class Best:
     """The fastest strategy that fits.
 
     Attributes:
-        name: in words.
+        name: a readable name.
         strategy: as it was planned.
         measures: what it takes.
-        whole: all that its plan says; None if another process, or an earlier search, has planned it.
+        whole: its full plan; None if another process or an earlier search planned it.
     """
 
     name: str
@@ -273,7 +273,7 @@ class Best:
 
 @final
 class SearchLog:
-    """Plans strategies, each once, and keeps what comes out.
+    """Plans strategies, each once, and keeps the results.
 
     Args:
         evaluator: plans and simulates.
@@ -283,7 +283,7 @@ class SearchLog:
         tried: what was planned, by the key of each strategy, but for moves that did not become the best.
         best: of it; None if nothing fits.
         least: seconds that any strategy of the space takes at least; 0 if that is not known.
-        course: all that was looked at, in its order.
+        course: everything that was tried, in order.
         refused: how many moves were refused, by the reason.
         locality: knowledge of moves from the best, in words; "" if there is none. It counts until another one is
             the best.
@@ -341,9 +341,9 @@ class SearchLog:
         return self.tried[key].answer
 
     def move(self, name: str, strategy: Strategy, most: Seconds) -> Answer | TooSlow:
-        """Plan a strategy that a move led to, and simulate it where it may take at most so many seconds.
+        """Plan a strategy that a move led to, and simulate it if it may be fast enough.
 
-        Only those that become the best stand among what was tried.
+        Only strategies that become the best are listed as tried.
         """
         key = key_of(strategy)
         known = self._evaluator.knows(strategy, most)

@@ -31,8 +31,8 @@ class WhyNot:
 
     Attributes:
         kind: "data parallel", "ZeRO 1", "Megatron grid", "1F1B", …
-        name: of the strategy, in words.
-        known: how its figures are known.
+        name: a readable name of the strategy.
+        known: the source of its figures.
         seconds: of a step.
         memory: bytes on the rank with the least room, with what its device reserves.
         why: the term that loses against the best; "" if none does.
@@ -129,7 +129,7 @@ class Probed:
 
     Attributes:
         after: seconds since the search began.
-        chain: in which part of it: "points", or a descent or a chain of moves with its number.
+        chain: the part of the search: "points", or a descent or a chain of moves with its number.
         seconds: of a step; None if the strategy was refused, has no room, or takes longer than was asked.
         best: of a step with the best strategy so far; None if nothing fits yet.
         bound: that any strategy takes at least, as far as was known.

@@ -112,16 +112,16 @@ _Place: TypeAlias = "tuple[int, int]"
 def with_overrides(
     acts: ActCosts, given: CostOverrides, plans: Sequence[RankPlan], lines: Lines
 ) -> ActCosts:
-    """The costs of acts, with those that a user gave in their place.
+    """The costs of acts, with the user's overrides.
 
     Args:
-        acts: what a machine says.
-        given: what counts instead.
+        acts: the costs on a machine.
+        given: the overrides.
         plans: that run.
         lines: the user's line of each value, with its module.
 
     Raises:
-        UserError: when a cost is given for what is not in the plans.
+        UserError: when an override names something that is not in the plans.
     """
     used = _Used(given)
     parts = {

@@ -65,10 +65,10 @@ def run(
         tasks: that run; their seconds are those that each takes alone.
         slowdown: of each rank; by default nothing slows down. A communication is as slow as the rank that slows it
             down most.
-        sharing: what communications need of links.
+        sharing: the needs of communications for links.
         uses: for each task, the number of what it needs; -1 for nothing. Tasks of one number are one
             communication of several groups, which its needs count in already.
-        stuck: true to get the times also where some tasks never begin.
+        stuck: true to return the times even if some tasks never begin.
 
     Raises:
         InternalError: when some tasks never begin.

@@ -33,12 +33,12 @@ class PathAct:
 @final
 @dataclass(frozen=True)
 class MemoryUse:
-    """The memory of the rank that holds most, for its device.
+    """The memory of the fullest rank relative to its device.
 
     Attributes:
         rank: which.
-        planned: bytes of tensors when it holds most, as its plan says.
-        reserve: bytes that its device takes beyond.
+        planned: bytes of tensors at its planned peak.
+        reserve: further bytes reserved on its device.
         capacity: bytes that the device has; None if that is not known.
     """
 
@@ -61,11 +61,11 @@ class MemoryUse:
 @final
 @dataclass(frozen=True)
 class RankTimes:
-    """The times of a step on a rank that stands for others.
+    """The times of a step on a representative rank.
 
     Attributes:
         rank: which.
-        count: for how many ranks it stands, itself among them.
+        count: number of ranks that it represents, with itself.
         parts: computing, communicating and waiting, in seconds.
         bubble: part of the step in which its compute queue does nothing.
         busy: seconds that each of its queues works.
@@ -90,8 +90,8 @@ class LargestCost:
         what: the op, the update's rule, or the kind of communication.
         where: the user's line, and the module with a star for the number of a block.
         seconds: in a step, all blocks together.
-        times: so often.
-        estimated: true if a figure for it was missing.
+        times: number of occurrences.
+        estimated: true if its cost is a guess.
     """
 
     what: str

@@ -32,18 +32,17 @@ from weft.units import ITEM_SIZE, NO_BYTES, Bytes, Flops
 @final
 @dataclass(frozen=True)
 class PlannedStep:
-    """The plans of a step, and what is known of its ranks.
+    """The plans of a step, and the facts about its ranks.
 
     Attributes:
         graph: the logical graph that they were made of; its calls know the user's lines.
-        plans: of the ranks that stand for all; communicators have orders.
+        plans: of the representative ranks; communicators have orders.
         communicators: of all ranks.
         ranks: all of them.
         classes: for each rank, the one that stands for it; missing ones stand for themselves.
         families: for each communicator, the ids of those that run what it runs at the same time.
         peaks: bytes that ranks with a plan hold when they hold most.
-        work: floating-point operations of the model's step, nothing recomputed; None to count those
-            of `graph`.
+        work: floating-point operations of the model's step without recomputation; None to count those of `graph`.
         samples: of a step; 0 if that is not known.
         tokens: of a step; 0 if its samples are not sequences of tokens.
     """

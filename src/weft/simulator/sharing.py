@@ -158,7 +158,7 @@ class SharedLinks:
     """The needs of links of the communications of plans.
 
     Args:
-        plans: of the ranks that stand for all.
+        plans: of the representative ranks.
         acts: costs of their acts.
 
     Attributes:

@@ -35,15 +35,15 @@ FIRST, MOST = 3, 12
 
 
 def simulate(step: PlannedStep, costs: Costs, given: CostOverrides | None = None) -> Simulation:
-    """Simulate steps of a plan, one after the other, until they take equally long. Equal arguments give equal results.
+    """Simulate steps of a plan, one after the other, until their times are equal. Equal arguments give equal results.
 
     Args:
         step: what runs.
         costs: of the machine; its ranks are those of the plans.
-        given: costs that count instead, where there are some.
+        given: the user's overrides of costs, if any.
 
     Raises:
-        UserError: when a cost is given for what is not in the plans.
+        UserError: when an override names something that is not in the plans.
         InternalError: when a step gets stuck.
     """
     acts = costs_of(step, costs, given)
@@ -51,10 +51,10 @@ def simulate(step: PlannedStep, costs: Costs, given: CostOverrides | None = None
 
 
 def costs_of(step: PlannedStep, costs: Costs, given: CostOverrides | None = None) -> ActCosts:
-    """The costs of the acts of a step on a machine, with those that are given in their place.
+    """The costs of the acts of a step on a machine, with the user's overrides.
 
     Raises:
-        UserError: when a cost is given for what is not in the plans.
+        UserError: when an override names something that is not in the plans.
     """
     acts = act_costs(step, costs)
     return acts if given is None else with_overrides(acts, given, step.plans, lines_of(step.graph))
@@ -156,7 +156,7 @@ class SteadySteps:
 
 
 def steady_steps(step: PlannedStep, acts: ActCosts, costs: Costs) -> SteadySteps:
-    """Simulate steps until one takes as long as the one before, and no more: for who asks only how long.
+    """Simulate steps until one takes as long as the one before; for callers that need only the time.
 
     Raises:
         InternalError: when a step gets stuck.

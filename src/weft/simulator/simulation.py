@@ -23,16 +23,16 @@ class Simulation:
         interval: 5th and 95th percentile of `step_seconds`, from how much costs vary; None if that is not known.
         devices: how many ranks there are.
         device: the names of their kinds.
-        flops: operations of a step of the model, nothing recomputed.
+        flops: operations of a step of the model without recomputation.
         peak_flops: operations a second of all devices at their best; None if that is not known.
         samples, tokens: of a step; 0 if that is not known.
-        sent_bytes: what ranks send to one another in a step, over all ranks.
+        sent_bytes: bytes sent between ranks in a step, over all ranks.
         memory: of the fullest rank; None if no peak is known.
-        ranks: the times of those that stand for all.
+        ranks: the times of the representative ranks.
         costs: the largest, of the rank that computes longest.
         path: the critical path of the last step.
         estimates: figures that were missing and had to be guessed.
-        traces: the timelines of the last step, of the ranks that stand for all.
+        traces: the timelines of the last step, of the representative ranks.
     """
 
     step_seconds: Seconds

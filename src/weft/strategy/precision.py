@@ -34,23 +34,23 @@ _TAKES: dict[str, tuple[str, ...]] = {
 @final
 @dataclass(frozen=True)
 class Precision:
-    """The dtypes of a step. None leaves a dtype as the model's own ops make it.
+    """The dtypes of a step. None keeps the dtype of the model's own ops.
 
     Dtypes are "bf16", "fp16" and "fp32", or PyTorch's: "bfloat16", `torch.bfloat16`.
 
     Attributes:
         compute: the forward runs under autocast: matrix products and convolutions in this dtype.
             With "fp16" the loss is scaled, as `torch.amp.GradScaler` does it.
-        parameters: what the forward reads of every floating-point parameter, and of what the model is called with, is
-            cast to this dtype; under ZeRO the cast is what is sent (`param_dtype` of FSDP2's MixedPrecisionPolicy).
-        reduce: of gradients on their way between ranks (`reduce_dtype` of FSDP2,
-            `grad_reduce_in_fp32` of Megatron); None for the dtype that they have there.
-        accumulate: of sums of gradients over micro-batches: "fp32", or None for the gradients' own
+        parameters: floating-point parameters and inputs of the model are cast to this dtype
+            for the forward; under ZeRO the cast parameter is sent (`param_dtype` of FSDP2's MixedPrecisionPolicy).
+        reduce: of gradients that are sent between ranks (`reduce_dtype` of FSDP2,
+            `grad_reduce_in_fp32` of Megatron); None for their own dtype.
+        accumulate: of gradients summed over micro-batches: "fp32", or None for the gradients' own
             (`accumulate_allreduce_grads_in_fp32` of Megatron).
         masters: optimizers update float32 copies of narrower parameters, which are part of their
             states, and the parameters are these copies, rounded.
-        activations: "fp32" adds up in float32 what several ranks have parts of in a narrower
-            dtype, such as the outputs of row-split layers; None for their own.
+        activations: "fp32" reduces partial activations in float32, such as the
+            outputs of row-parallel layers; None for their own dtype.
     """
 
     compute: Half | None = None
@@ -83,7 +83,7 @@ class Precision:
 
 
 def precision_of(value: object) -> Precision | None:
-    """The precision that a strategy gives: an object, the dtype to compute in, or None.
+    """The precision from a strategy's field: an object, the dtype to compute in, or None.
 
     Raises:
         StrategyError: when it is anything else.

@@ -29,41 +29,38 @@ class Strategy:
     """Name patterns and the layouts that they fix, stages, time and memory. The rest is deduced.
 
     Patterns (`*`, `?`, `[0-3]`; docs/patterns.md) are compared with whole names: those of tensors, of which the first
-    that matches counts, or paths of modules, which stand for what is below as well, except in `activations`. One SBP
-    stands for every axis of the placement; a tuple gives one SBP for each axis.
+    that matches counts, or paths of modules, which cover everything below as well, except in `activations`. One SBP
+    holds for every axis of the placement; a tuple gives one SBP for each axis.
 
     Attributes:
         batch: patterns of batch keys ("x", "[0].mask"; a batch that is one tensor has the key
             "batch").
         parameters: patterns of parameter and buffer names ("blocks.0.fc.weight").
-        stages: the parts of a pipeline with their modules and placements, or into how many parts
-            of equal cost the model is cut.
-        micro_batches: into how many equal parts the batch is cut in time, along the first dimension
-            of most of its tensors.
+        stages: the parts of a pipeline with their modules and placements, or the number of parts of equal cost.
+        micro_batches: the number of micro-batches that the batch is cut into, along the first
+            dimension of most of its tensors.
         schedule: order of the pipeline's work, "gpipe", "1f1b", "interleaved" or "zero_bubble";
             None for the one that weft computes.
         in_flight: for each stage, how many micro-batches may be between its forward and the end of its
             backward, such as (4, 3, 2, 1), which is "1f1b" of four stages; None for as many as the
-            schedule gives. More than there are micro-batches count as all of them.
+            schedule gives. A larger number means all micro-batches.
         zero: how optimizer states, gradients and parameters are sharded: one `Zero` for all
             parameters, or patterns of parameters with a `Zero` each, None for those that stay whole, as
             those do that no pattern names: `{"*.bias": None, "*embed*": Zero(1), "*": Zero(3)}`. All
             shard along one axis.
-        recompute: patterns of modules whose forward runs once more in the backward.
-        offload: patterns of modules whose results wait in host memory for the backward.
+        recompute: patterns of modules whose forward is recomputed in the backward.
+        offload: patterns of modules whose activations are kept in host memory until the backward.
         precision: "bf16" or "fp16" for a forward under autocast, or a `weft.Precision` that says in which dtypes
             gradients and parameters are sent and are kept as well; None for the model's own.
         clip_norm: the largest norm of all gradients together.
         memory_limit: bytes of memory on each rank.
-        activations: patterns of modules ("blocks.*.norm1"), for the layouts of what they return.
-        expert_capacity: rows of tokens that a rank may send to the experts of another, in shares
-            of an even routing, such as 1.5; a step that wants to send more raises. None holds all
-            that there can be.
-        signatures: signatures of single ops where they differ from what deduction gives, by the name of
-            the op's first result in the graph, such as {"mm_3": "S(0), B -> S(0)"}: operands, then
-            results; one for all axes or one for each.
+        activations: patterns of modules ("blocks.*.norm1"), for the layouts of their outputs.
+        expert_capacity: rows of tokens that a rank may send to the experts of another, in shares of an even routing,
+            such as 1.5; a step that wants to send more raises. None holds the maximum.
+        signatures: signatures of single ops that override deduction, by the name of the op's first result in the
+            graph, such as {"mm_3": "S(0), B -> S(0)"}: operands, then results; one for all axes or one for each.
         grid: the number of ranks along each axis of the placement that the strategy is for, such as
-            (16, 8); () if it does not say.
+            (16, 8); () if unset.
     """
 
     batch: Mapping[str, SBPs] = field(default_factory=dict)
@@ -112,7 +109,7 @@ class Strategy:
 
     @staticmethod
     def load(path: str | Path) -> Strategy:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
             StrategyError: naming the file and the entry that cannot be read.
@@ -127,7 +124,7 @@ class Strategy:
 
         Args:
             text: as `to_text` gives it.
-            path: what errors call it.
+            path: its name in errors.
 
         Raises:
             StrategyError: naming the file and the entry that cannot be read.
@@ -234,9 +231,8 @@ def expert_parallel(experts: Iterable[str], capacity: float | None = None) -> St
 
     Args:
         experts: patterns of the parameters that hold all experts in their first dimension.
-        capacity: how many times the rows of an even routing a rank's buffer for another holds, such
-            as 1.5; a step that wants to send more raises. None holds all that there can be: no
-            routing raises, and the buffers are as many times larger.
+        capacity: how many times the rows of an even routing a rank's buffer for another holds, such as 1.5; a step
+            that wants to send more raises. None holds the maximum: no routing raises, but the buffers are larger.
     """
     parameters: dict[str, SBPs] = {p: split(0) for p in name_patterns("experts", experts)}
     return Strategy(

@@ -83,10 +83,10 @@ def from_first(whole: Tensor, mesh: Mesh) -> Tensor:
 def box(
     spec: Spec, locals_: Locals, target: Layout, mesh: Mesh, implicit: str = ""
 ) -> tuple[Spec, Locals]:
-    """The same tensor as `target` says; `mesh` is that of its placement.
+    """The same tensor in the layout `target`; `mesh` is that of its placement.
 
     Args:
-        implicit: who needs it without having been told to, for strict mode.
+        implicit: the op that needs the boxing implicitly, for strict mode.
 
     Raises:
         LayoutError: when the layout does not fit; in strict mode when something implicit moves
@@ -106,9 +106,9 @@ _strict: ContextVar[bool] = ContextVar("weft_strict_boxing", default=False)
 
 @contextmanager
 def strict_boxing() -> Iterator[None]:
-    """Within the context, an op on global tensors whose operands would have to be moved raises LayoutError.
+    """Context manager: an op on global tensors whose operands need communication raises LayoutError.
 
-    `to_global` and `full` still move what they are told to.
+    `to_global` and `full` still communicate.
     """
     token = _strict.set(True)
     try:
@@ -234,9 +234,8 @@ def run_steps(
 ) -> Tensor | None:
     """Take this rank's part of a tensor from one layout to another.
 
-    Every rank of both placements must call this with the same arguments, but for `tensor` and
-    `rank`. Gradients are the caller's matter (see `weft.boxing.box_steps`): call it where
-    autograd does not record.
+    Every rank of both placements must call this with the same arguments, but for `tensor` and `rank`. The caller must
+    handle gradients (see `weft.boxing.box_steps`): call it while autograd does not record.
 
     Args:
         tensor: this rank's local tensor; None on a rank that is not in the source's placement.

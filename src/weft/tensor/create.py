@@ -151,16 +151,16 @@ def from_local(
     sbp: SBPs,
     shape: Sequence[int] | None = None,
 ) -> GlobalTensor:
-    """A global tensor of which each rank has only its own part; differentiable, and sharing memory.
+    """A global tensor from each rank's local part; differentiable, and sharing memory.
 
     Along an axis where it is Broadcast, the parts of the ranks are compared when they communicate next.
 
     Args:
         shard: this rank's part; in a local world {rank: part}.
-        placement: where the tensor lies.
+        placement: the ranks of the tensor.
         sbp: how the parts make up the whole; one SBP stands for every axis.
-        shape: whole shape; by default every split dimension counts as divided evenly, or, when this
-            process holds all parts, as the parts add up.
+        shape: whole shape; by default every split dimension is divided evenly, or, if this
+            process holds all parts, is the sum of their lengths.
 
     Raises:
         LayoutError: when the parts do not make up such a tensor.

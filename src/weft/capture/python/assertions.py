@@ -1,6 +1,6 @@
 """Checks of Python that only raise, `if (x < 0).any(): raise ...` and `assert ...`, as checks in the graph.
 
-A truth test of a tensor reads a value, which does not exist while a step is captured. Where one outcome
+A truth test of a tensor reads a value, which does not exist while a step is captured. If one outcome
 does nothing but raise, capture follows the other, and the graph checks in every step that it is the
 right one: `weft.required`. All other truth tests are refused, because capture never guesses a branch; so is a
 check whose exception the program would catch.
@@ -72,7 +72,7 @@ def _read_value(self: torch.Tensor) -> Any:
 
 
 def is_check(op: str) -> bool:
-    """True if `op`, which runs, is the truth test of a check, which stands in the graph."""
+    """True if `op`, which runs, is the truth test of a check, which is in the graph."""
     return op == _READ and _check_at(_reader()) is not None
 
 
@@ -85,7 +85,7 @@ def _reader() -> FrameType | None:
 
 
 def _check_at(frame: FrameType | None) -> Check | None:
-    """The check that a frame is at; None where it is at anything else, or where Python does not tell (3.10)."""
+    """The check that a frame is at; None if it is at anything else, or where Python does not tell (3.10)."""
     if frame is None or sys.version_info < (3, 11):
         return None
     code = frame.f_code
@@ -159,7 +159,7 @@ def _raises(body: list[ast.stmt]) -> bool:
 def _parts(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]:
     """The parts of a truth test with only one possible outcome, each with the outcome: Python tests them one by one.
 
-    All comparisons of a chain, `0 < x < 1`, have the place of the chain. Where it has to be true, so has
+    All comparisons of a chain, `0 < x < 1`, have the place of the chain. If it has to be true, so has
     each of them; where it has to be false, only the last one that is reached, which no place tells.
     """
     if isinstance(test, ast.Compare) and len(test.ops) > 1 and not outcome:
@@ -204,7 +204,7 @@ def _may_be_caught(frame: FrameType, statement: ast.stmt) -> bool:
 def _around(frame: FrameType) -> list[tuple[ast.AST, str]] | None:
     """The statements of its function around the line of a frame, innermost first, each with the block.
 
-    None where the function handles exceptions and has no source.
+    None if the function handles exceptions and has no source.
     """
     code = frame.f_code
     if not getattr(code, "co_exceptiontable", b"") or code.co_name.startswith(("<lambda", "<gen")):
@@ -283,7 +283,7 @@ def _leaves(body: Iterable[ast.AST], looping: bool = False) -> bool:
 
 
 def _value(frame: FrameType, node: ast.expr) -> Any:
-    """The value of a name, an attribute or a tuple of them in a frame; None where that is not seen."""
+    """The value of a name, an attribute or a tuple of them in a frame; None if that is not seen."""
     if isinstance(node, ast.Tuple):
         return tuple(_value(frame, one) for one in node.elts)
     if isinstance(node, ast.Attribute):

@@ -17,7 +17,7 @@ from weft.files import in_library, installed, standard
 
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME")
-# A function that names one of these may read any global that stands in its code or texts.
+# A function that names one of these may read any global that is in its code or texts.
 _BY_TEXT = frozenset(["globals", "eval", "exec", "modules", "import_module", "__import__"])
 # Attributes of global tensors that are weft's, which plain ones do not have.
 OF_GLOBAL = frozenset(["spec", "locals", "shares", "hold", "origin", "keeps_gradient"])

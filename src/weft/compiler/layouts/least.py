@@ -80,7 +80,7 @@ class LeastSums:
         Args:
             graph, hints, placement: the stage, as it was deduced.
             assignment: its layouts.
-            held: keys of inputs and names of calls of which the layout is no choice.
+            held: keys of inputs and names of calls of which the layout is not a choice.
 
         Raises:
             RuleError: when an op has no rule.
@@ -135,11 +135,11 @@ def freed(
 ) -> Problem:
     """The problem of a stage whose layouts are free.
 
-    Shards in which parameters are stored are no layouts: they stay, and parameters are whole where they are used.
+    Shards in which parameters are stored are not layouts: they stay, and parameters are whole where they are used.
     Values from other stages may come in any layout.
 
     Args:
-        held: keys of inputs, and names of results of hints and calls, of which the layout is no choice.
+        held: keys of inputs, and names of results of hints and calls, of which the layout is not a choice.
     """
     inputs = {key: sbps for key, sbps in hints.inputs.items() if key in hints.stored or key in held}
     signatures = {name: every for name, every in hints.signatures.items() if name in held}
@@ -175,7 +175,7 @@ def freed(
     return problem
 
 
-# The layouts of operands and of results; None for a result that is no tensor.
+# The layouts of operands and of results; None for a result that is not a tensor.
 _Ports: TypeAlias = tuple[Sequence[Layout], Sequence[Layout | None]]
 
 

@@ -265,7 +265,7 @@ def node_phases(graph: LogicalGraph, homes: Mapping[str, int]) -> list[Phase]:
 @final
 @dataclass(slots=True)
 class Shared:
-    """The data that the walks of all ranks have in common.
+    """The data that the walks of all ranks share.
 
     Attributes:
         communicator_of: the communicator of a group of ranks.

@@ -121,7 +121,7 @@ def signatures_before(
 ) -> dict[str, tuple[Signature, ...]]:
     """The signatures of calls as deduced for a batch of another shape, by the names of their first results.
 
-    The result is empty where the graphs differ in more than sizes and slices (a table of positions that is as long as
+    The result is empty if the graphs differ in more than sizes and slices (a table of positions that is as long as
     the batch is not sliced), where a tensor is more than `NEAR` times as large or as small, and where hints differ.
     Calls that make what is stored in shards are left out: where it is stored decides their layouts.
     """
@@ -165,7 +165,7 @@ def signatures_before(
 
 
 def _is_near(one: LogicalGraph, other: LogicalGraph) -> bool:
-    """True where two graphs have the same calls, but for slices, on tensors of about the same sizes."""
+    """True if two graphs have the same calls, but for slices, on tensors of about the same sizes."""
     kinds = ({_call_kind(node) for node in graph.of_kind(Call)} for graph in (one, other))
     differing = set.symmetric_difference(*kinds)
     pairs = {

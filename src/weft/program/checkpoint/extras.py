@@ -26,7 +26,7 @@ from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor
 
 EXTRA = "extra"
-# Where a manifest keeps those that differ between processes: for each process, its own.
+# If a manifest keeps those that differ between processes: for each process, its own.
 OWN = "extra of each process"
 _log = logging.getLogger("weft")
 
@@ -37,7 +37,7 @@ class Extras:
     """The user's extras, as a checkpoint takes them.
 
     Attributes:
-        about: the part that is no tensor, as JSON; from the first process where it is the same on all.
+        about: the part that is not a tensor, as JSON; from the first process where it is the same on all.
         file: that this process writes.
         pieces: of its tensors, whole, by name: those that are the same on all are the first process's.
         shapes: shape and dtype of these tensors of all processes.
@@ -113,9 +113,9 @@ def _parted(found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[SavedT
 
 @cache
 def _tell_of(names: tuple[str, ...], processes: int) -> None:
-    """Say it once of each set of names, as a job may go on among fewer."""
+    """Say it once of each set of names, as a job may continue among fewer."""
     _log.warning(
-        "the extras %s differ between processes: a checkpoint keeps those of each, and goes on in %d processes alone",
+        "the extras %s differ between processes: a checkpoint keeps those of each, and continues in %d processes alone",
         *(", ".join(names), processes),
     )
 

@@ -125,8 +125,9 @@ def mark_batch_whole(batch: Any) -> None:
 class LocalBatch:
     """Makes whole batches, as global tensors, of what each process brings.
 
-    A leaf lies as the strategy says: where it is split, every process brings its part, all of the same size; what is
-    Broadcast is the same on all. A process that has all ranks brings all. Raises UserError for a strategy with stages.
+    A leaf is laid out as the strategy says: where it is split, every process brings its part, all of the same size;
+    what is Broadcast is the same on all. A process that has all ranks brings all. Raises UserError for a strategy with
+    stages.
     """
 
     def __init__(self, strategy: Strategy, placement: Placement, world: World) -> None:

@@ -187,8 +187,8 @@ class StateView:
     Attributes:
         changes: how often users have changed the dicts that it shows.
         show: by parameter, makes of the parts of a state here what the user sees: `show(name, parts)`.
-        on_some: True where only some of the processes hold some of the parameters.
-        agreed: True where no plan has changed states since the processes told one another.
+        on_some: True if only some of the processes hold some of the parameters.
+        agreed: True if no plan has changed states since the processes told one another.
     """
 
     def __init__(self) -> None:

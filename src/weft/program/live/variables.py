@@ -270,7 +270,7 @@ def laid_as(
 
 
 def whole_of(tensor: Any) -> Any:
-    """A plain copy of a tensor, whole; what is no tensor itself. Collective."""
+    """A plain copy of a tensor, whole; what is not a tensor itself. Collective."""
     if not isinstance(tensor, GlobalTensor):
         return tensor.detach().clone() if isinstance(tensor, Tensor) else tensor
     mesh = tensor.spec.mesh

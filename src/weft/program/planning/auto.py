@@ -283,7 +283,7 @@ class Trials:
     def seconds(self, strategy: Strategy, placement: Placement) -> Seconds:
         """Seconds of a step on the slowest rank, the median of some; the same on all. Every process must call it.
 
-        Raises UserError or TrialFailure on all ranks, which can go on, if it cannot be planned, or failed on one.
+        Raises UserError or TrialFailure on all ranks, which can continue, if it cannot be planned, or failed on one.
         """
         setting, planned = self._laid(strategy, placement)
         variant = variant_of(setting, 0, planned, self.step.optimizers)

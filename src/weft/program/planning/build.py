@@ -199,7 +199,7 @@ def compiled_like(
     clipped: bool = False,
     others: Iterable[Input] = (),
 ) -> Compiled:
-    """`graph` on the stages of a training step, with its variables, and leaves of its batch, as they lie.
+    """`graph` on the stages of a training step, with its variables, and leaves of its batch, as they are laid out.
 
     `clipped`: gradients are clipped and measured as in that step. `others`: variables that an earlier step laid.
     """

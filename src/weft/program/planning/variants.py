@@ -331,7 +331,7 @@ class Planner:
 
         Args:
             begin: is told each phase that begins.
-            like: the plan for another shape, which fixes how parameters and buffers lie.
+            like: the plan for another shape, which fixes how parameters and buffers are laid out.
         """
         placements = stage_placements(self.options.stages, self.placement)
         begin("capturing")

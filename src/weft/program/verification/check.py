@@ -364,9 +364,9 @@ class Planned:
 
     Attributes:
         outputs: leaves of what `step` returns, in order, by their paths.
-        gradients: before they are clipped; None where a step cannot leave them.
+        gradients: before they are clipped; None if a step cannot leave them.
         tensors: parameters and buffers, after the step; `states` of the optimizer, by parameter and name.
-        skipped: true where there was no update, as a gradient was not finite.
+        skipped: true if there was no update, as a gradient was not finite.
     """
 
     outputs: dict[str, Any]

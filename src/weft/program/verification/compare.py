@@ -35,7 +35,7 @@ class Compared:
         kind: "output", "gradient", "buffer", "parameter" or "state"; `name` is the user's.
         difference: the largest, of the plan's and the plain one; `allowed`: what rounding may make.
         scale: the largest element of the plain one.
-        text: what else differs; empty where numbers do.
+        text: what else differs; empty if numbers do.
     """
 
     kind: str

@@ -81,7 +81,7 @@ class PostedCalls:
         return self.waits.call if self.waits is not None and ordered else self.calls[-1]
 
     def came_to(self, waits: EagerWait) -> bool:
-        """True where this rank has come before to the collective that another one waits in."""
+        """True if this rank has come before to the collective that another one waits in."""
         return dict(self.begun).get(waits.ranks, 0) >= waits.count
 
     def missed(self, other: PostedCalls, rank: int) -> PostedCall | None:
@@ -108,7 +108,7 @@ class PostedCalls:
 def wait_cycle(
     rank: int, own: PostedCalls, posted: Callable[[int], PostedCalls | None]
 ) -> dict[int, EagerWait]:
-    """Ranks that wait for one another in eager code, this one first; empty where it may still continue.
+    """Ranks that wait for one another in eager code, this one first; empty if it may still continue.
 
     A rank that waits for nobody, because it is slow, ends the search: it will come. Entries that others posted may be
     old, but a cycle that ends at this rank, which does wait, cannot be: no rank of it can have gone on without the

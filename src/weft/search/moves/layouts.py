@@ -334,7 +334,7 @@ MOST = 32
 class Weight:
     """A parameter, with the number of the unit that it is in.
 
-    `saved` has the bytes of its gradient beyond those that go in and out of its module; 0 with one dimension, since
+    `saved` are the bytes of its gradient beyond the input and output of its module; 0 with one dimension, since
     biases and norms are laid out as is best for the weights around them.
     """
 

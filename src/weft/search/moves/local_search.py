@@ -36,7 +36,7 @@ def improve(state: SearchState, seed: int, neighbours: Moves | None = None) -> N
 
     Args:
         state: of the search; what is faster is kept there, and what is known of moves from the best.
-        seed: of what is drawn.
+        seed: of the random choices.
         neighbours: the moves; by default all.
     """
     if state.log.best is None or not state.affords():
@@ -93,10 +93,10 @@ class LocalSearch:
         return min(found, key=lambda each: each.measures.seconds, default=None)
 
     def descend(self, name: str, strategy: Strategy, here: Measures) -> tuple[Strategy, bool]:
-        """Take moves that make a step faster, until none of all does.
+        """Take moves that make a step faster, until no move does.
 
         Returns:
-            The strategy that it ends at; false where the budget ended before.
+            The final strategy; false if the budget ended before.
         """
         self._name = name
         with self._state.log.in_chain("descent"):
@@ -215,7 +215,7 @@ class LocalSearch:
         return f"{said}, nor any of {count} pairs"
 
     def _starts(self) -> Iterator[tuple[str, Strategy]]:
-        """A strategy for each chain of a round, and its name: those that keep what is fixed.
+        """A start for each chain of a round, with its name; each keeps the fixed entries.
 
         The best; the layouts that sum to the least; on all ranks data parallel, layers split and fully sharded; and
         some random moves away from the best.

@@ -181,7 +181,7 @@ class Neighbours:
         return (move for move in every if move.on(strategy).stages)
 
     def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
-        """A move: of one family like of the others. Moves along an edge are one: both of its ends are signed.
+        """A random move, with equal chance for each family. A move along an edge sets signatures at both ends.
 
         Two single moves seldom meet on what goes along it.
         """

@@ -41,7 +41,7 @@ def with_stages(stages: Sequence[Stage], micro_batches: int, strategy: Strategy)
 @final
 @dataclass(frozen=True)
 class PlacementMoves:
-    """The moves of places from one strategy.
+    """The placement moves from one strategy.
 
     Attributes:
         parts: of the model.

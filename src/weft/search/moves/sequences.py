@@ -17,9 +17,9 @@ class StrategyMove:
     """A small change of a strategy.
 
     Attributes:
-        name: what differs then, in words.
+        name: a text for the change.
         on: the strategy with the change; one that has it already stays as it is.
-        worth: of a move of places or runs, bytes that all ranks together should save.
+        worth: of a move of placements or runs, the bytes that all ranks together should save.
     """
 
     name: str

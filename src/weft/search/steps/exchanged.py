@@ -48,7 +48,7 @@ class WeightGradient:
         key: of the parameter.
         elements: of the weight.
         item: bytes of an element.
-        around: bytes of what the layer reads and returns: with these gathered, each rank makes the whole gradient.
+        around: bytes of the layer's input and output: if these are gathered, each rank computes the whole gradient.
     """
 
     key: str
@@ -84,8 +84,8 @@ class Sum:
 
     Attributes:
         size: bytes of it, whole.
-        weights: bytes of the weights around it: with these gathered, nothing is added up.
-        once: true if nothing comes back through it: it may stay in shards, each of which is added up.
+        weights: bytes of the weights around it: if these are gathered, no sum is needed.
+        once: true if no gradient passes through it, so that it may stay sharded.
     """
 
     size: Bytes

@@ -206,9 +206,9 @@ class StepFacts:
 
     @cached_property
     def statistics(self) -> bool:
-        """True if the step takes statistics over samples (BatchNorm), which micro-batches have each their own of.
+        """True if the step takes statistics over samples (BatchNorm), which each micro-batch computes
 
-        So their number changes the result, and is the user's to choose.
+        by itself, so that the user must choose their number.
         """
         return any(takes_statistics(call) for call in self.step.graph.of_kind(Call))
 
@@ -261,7 +261,7 @@ class StepFacts:
 def made_again(graph: LogicalGraph, blocks: Blocks) -> frozenset[str]:
     """The names of values in blocks that the backward reads, and of what these are made of, as far as none is kept.
 
-    A block keeps what it hands on: its last product need not run again where nothing else of the backward reads it.
+    A block keeps its output, so its last product need not be recomputed unless the backward reads it.
     """
     region_of = regions(graph, (f"{blocks.prefix}.*",))
     inside = region_of.keys() - kept_values(graph, region_of)

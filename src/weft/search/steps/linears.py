@@ -29,7 +29,7 @@ def forward(graph: LogicalGraph) -> Iterator[Call]:
 @final
 @dataclass(frozen=True)
 class Linears:
-    """Patterns of linear modules, cut in turn: what a layer cut by columns gives, one cut by rows adds up.
+    """Patterns of linear modules, cut in turn: a layer split by columns feeds one split by rows, which needs a sum.
 
     Attributes:
         columns: whose outputs are split (Megatron-LM, arXiv 1909.08053, section 3).

@@ -59,10 +59,10 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Run one op below autograd.
 
     Raises:
-        RuleError: when the op has no rule and is made of no ops that have one.
+        RuleError: when neither the op nor its decomposition has a rule.
         LayoutError: for operands on several placements, and plain tensors that want a gradient among them; in
             strict mode for boxing.
-        UserError: when torch refuses the whole tensors, or the op would give what is stored in shares another shape.
+        UserError: when torch refuses the whole tensors, or the op would reshape a tensor that is stored in shares.
     """
     honour_lazy_bits()
     known = _known.get(id(op)) or _known.setdefault(id(op), _OpFacts(op))
@@ -170,9 +170,9 @@ def _read(
 def _wrapped(
     kind: Any, recipe: Recipe, made: list[tuple[Tensor, ...]], operands: Sequence[Tensor]
 ) -> Any:
-    """Global tensors around what every rank of this process made.
+    """Global tensors from the local results of this process's ranks.
 
-    Lazy conjugates are computed: below dispatch nothing would see that they are lazy.
+    Lazy conjugates are resolved, because code below dispatch cannot see that they are lazy.
     """
     if any(result.__class__ is Spec and result.dtype.is_complex for result in recipe.results):
         made = [tuple([x.resolve_conj() for x in part]) for part in made]

@@ -121,7 +121,7 @@ def with_stand_ins(
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[int, Any]]:
     """The arguments of an op, all in the order that users know.
 
-    Ops on lists take them apart first; those that read no values, or make aliases, take tensors as they are.
+    Ops on lists first decompose; ops that read no values, or make aliases, get the tensors unchanged.
 
     Raises:
         UserError: when the op would give a tensor that is stored in shares another shape.

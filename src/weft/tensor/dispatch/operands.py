@@ -27,7 +27,7 @@ from weft.tensor.spec import Mesh, intern
 
 
 def common_mesh(kind: Any, op: Any, tensors: Sequence[Any]) -> Mesh:
-    """The mesh on which all global operands lie; that of the largest family, where they are of several.
+    """The mesh of all global operands; that of the largest family, if there are several.
 
     Raises:
         LayoutError: naming op, line and what each operand is.
@@ -96,7 +96,7 @@ def met(
     """The arguments of an op with all global tensors on one placement, where parts of one model are on several.
 
     The placement is that of the tensor that the op writes, else of a parameter or buffer of a compiled model,
-    which stay where they are, else of the first operand. Others are left for who names the error.
+    which stay where they are, else of the first operand. Other operands stay, and the caller raises the error.
     """
     if fused.updates(op) or op._schema.name.startswith("aten::_foreach_"):
         return args, kwargs  # they take their lists apart

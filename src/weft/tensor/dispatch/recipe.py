@@ -96,7 +96,7 @@ class Recipe:
 
     Attributes:
         chains: how each operand is boxed; None if it stays.
-        halos: what ranks then fetch of each operand from their neighbours, or ().
+        halos: the border rows of each operand to fetch from neighbours, or ().
         boxed: true if any operand is boxed.
         moved: bytes that boxing moves.
         kernels: for each rank of this process, a function of the operands' local tensors and the
@@ -104,7 +104,7 @@ class Recipe:
         listed: true if the op returns a list.
         viewed: true if the result should share its operand's memory, but may not.
         offsets: of the elements of views in the memory of their operand; () of other ops.
-        advice: layouts found and legal ones, for messages.
+        advice: the operands' layouts and the legal ones, for messages.
         token: a checksum of the op, its arguments but for the tensors' values and the floats, and the layouts.
     """
 

@@ -248,10 +248,9 @@ _stream = _Stream()
 def manual_seed(seed: int | None) -> None:
     """Seed the random ops on global tensors; call it with the same seed on every rank.
 
-    This starts the numbers again each time. With None, and as long as it was never called, they use torch's seed, and
-    start again when `torch.manual_seed` is called with another one; with the same one they continue, as they take
-    nothing from torch's generator that could tell. The draws of a compiled step depend on the `seed` of `weft.compile`
-    alone, neither on this nor on `torch.manual_seed`.
+    Each call restarts the numbers. With None, or without a call, they use
+    torch's seed, and restart when `torch.manual_seed` sets another seed; with the same seed they continue. The random
+    numbers of a compiled step depend only on the `seed` of `weft.compile`.
 
     Raises:
         UserError: the seed is not a whole number.

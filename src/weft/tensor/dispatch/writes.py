@@ -154,9 +154,9 @@ def _set(target: Any, made: Any) -> None:
 
 
 def _count(part: Tensor) -> None:
-    """Let a local tensor's version tell that it was written, which torch does above dispatch only.
+    """Increment the version of a written local tensor, which torch does only above dispatch.
 
-    So the backward of who computed with the part, by `to_local` or `shards`, knows of the write.
+    So the backward of code that used the part, by `to_local` or `shards`, detects the write.
     """
     if not part.is_inference():
         torch.autograd.graph.increment_version(part)
