@@ -116,7 +116,7 @@ def test_help_needs_no_torch(folder: Path) -> None:
         (["gpt.graph", "--topology", "h100x4", "--grid", "8"], "8 ranks, the topology has 4"),
         (["gpt.graph", "--topology", "h100x4", "--strategy", "none.yaml"], "none.yaml"),
         (["gpt.graph", "--topology", "h100x3", "--strategy", "s.yaml"], "2 stages do not divide 3"),
-        (["s.yaml", "--topology", "h100x4"], "s.yaml is none: expected a first line"),
+        (["s.yaml", "--topology", "h100x4"], "s.yaml is not a graph file: expected a first line"),
     ],
 )
 def test_what_cannot_be_planned_is_told_in_a_line(

@@ -87,7 +87,7 @@ def test_a_run_goes_on_without_a_host_that_is_lost(tmp_path: Path) -> None:
         errors = nodes[0].communicate(timeout=150)[1]
         assert nodes[0].returncode == 0, errors
         assert nodes[1].wait(10) == -signal.SIGKILL
-    assert "restart 1 of 1, with the nodes that come" in errors
+    assert "restart 1 of 1, with the nodes that join" in errors
     _check_losses(tmp_path, {(0, 2), (1, 1)})
 
 

@@ -119,7 +119,7 @@ def test_states_that_a_step_reads_are_refused(make: Callable[..., Loss]) -> None
 def test_addresses_are_refused() -> None:
     model = linear()
     factors = {p.data_ptr(): 2.0 for p in model.parameters()}
-    with pytest.raises(CaptureError, match=r"the address of weight .*take id\(p\), or p itself"):
+    with pytest.raises(CaptureError, match=r"the address of weight .*use id\(p\), or p itself"):
         compiled(model, lambda m, x: squares(m, x) * factors[m.weight.data_ptr()])
 
 

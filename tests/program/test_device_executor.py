@@ -249,7 +249,7 @@ def test_a_device_that_goes_on_is_not_accused(monkeypatch: pytest.MonkeyPatch) -
     stuck = streams._before.ended[2].number
     FakeEvent.done = staticmethod(lambda event: event.number < stuck)
     named = executor._act_text(2).split(",")[0]
-    with pytest.raises(RankFailure, match="ended no act for 30 s") as failure:
+    with pytest.raises(RankFailure, match="finished no act for 30 s") as failure:
         streams.begin()
     assert named in str(failure.value)
 

@@ -53,7 +53,7 @@ TABLE: list[tuple[str, list[str]]] = [
         "two_programs",
         ["step 0 on x float32[4, 4]", "of program 1", "of program 2", SCRIPT.name],
     ),
-    ("forgotten", ["0.weight would lie as (B)", "another program that is open"]),
+    ("forgotten", ["0.weight would be laid out as (B)", "another program that is open"]),
     ("kept_loss", ["rank 1: ", "cannot be moved to the program, as an autograd graph needs"]),
     ("released_open", ["rank 1: weft.release: an open program works with 0.weight"]),
     ("recovery_alone", ["different calls", "in recovery of program", "in compile"]),

@@ -61,7 +61,7 @@ def test_products_are_of_the_parts_that_the_strategy_names() -> None:
     assert "(S(1))" in operands[1][0]
     assert "(S(0))" in operands[1][1]
     assert "3 of 4 parameters split over axis 0" in said
-    assert "0.weight, 2.weight lie whole and are used in parts" in said
+    assert "0.weight, 2.weight are whole and are used in parts" in said
 
 
 def test_other_shapes_and_parameters_that_are_frozen_meanwhile() -> None:

@@ -168,7 +168,7 @@ def test_a_batch_may_come_in_parts() -> None:
         twin = compiled(again, example_batch=parts)
         assert torch.equal(program.step(parts), twin.step(batch))
         other = weft.from_local({0: batch["x"], 1: batch["x"]}, placement=PAIR, sbp=B)
-        with pytest.raises(BatchError, match="batch leaf x lies as"):
+        with pytest.raises(BatchError, match="batch leaf x is laid out as"):
             program.step({**batch, "x": other})
 
 

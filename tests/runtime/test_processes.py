@@ -44,4 +44,4 @@ def test_a_failing_rank_ends_all_with_the_first_error():
 def test_a_rank_that_dies_is_noticed():
     (first, code), (second, died) = run_ranks(SCRIPT, 2, "dying")
     assert (code, died) == (0, 3), first + second
-    assert "with ranks [1] failed, so one of them died" in first
+    assert "with ranks [1] failed, so a peer died" in first

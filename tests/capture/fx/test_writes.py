@@ -150,7 +150,7 @@ RESIZING: dict[str, tuple[Callable[[], Any], str]] = {
     "out": (lambda: lambda model, y: torch.add(y, 1, out=model.kept), "the step gives kept anoth"),
     "assigned": (
         lambda: lambda model, y: setattr(model, "kept", y.detach()),
-        "in the place of kept",
+        "the step replaces kept",
     ),
     "observer": (lambda: Observing(OBSERVER()), r"the step gives write\.observer\.min_val another"),
     "fused": (

@@ -91,5 +91,5 @@ def test_parts_of_one_flat_memory_are_parameters_of_their_own() -> None:
 def test_a_sparse_buffer_is_refused() -> None:
     model = nn.Linear(4, 4)
     model.register_buffer("edges", torch.eye(4).to_sparse())
-    with pytest.raises(CaptureError, match=r"the buffer edges is no dense tensor.*to_dense"):
+    with pytest.raises(CaptureError, match=r"the buffer edges is not a dense tensor.*to_dense"):
         captured(model)

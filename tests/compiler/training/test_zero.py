@@ -153,7 +153,10 @@ def test_an_axis_that_stages_use_up() -> None:
     rows = Stages(tuple(Placement("cpu", (1, 2), ranks) for ranks in ((0, 1), (2, 3))))
     made = choose_shards(layer(), replace(hinted(SQUARE, zero=Zero(3, 0)), stages=rows))
     assert made.stored["fc.weight"] == 1
-    assert made.notes[0] == "zero: axis 0 has one rank in each stage; shards lie along axis 1"
+    assert (
+        made.notes[0]
+        == "zero: axis 0 has one rank in each stage; parameters are sharded along axis 1"
+    )
     single = Stages((Placement("cpu", (1,), (0,)), Placement("cpu", (1,), (1,))))
     made = choose_shards(layer(), replace(hinted(PAIR, zero=Zero(3, 0)), stages=single))
     assert made.stored["fc.weight"] == 0

@@ -96,7 +96,7 @@ def test_calls_have_the_shapes_of_what_they_read() -> None:
     "leaf", ['parameter "x" cut : float32[1, 4]', 'batch "x" cut : float32[4]']
 )
 def test_only_leaves_of_the_batch_are_cut(leaf: str) -> None:
-    with pytest.raises(InternalError, match="it is no leaf of the batch in 1 micro-batches"):
+    with pytest.raises(InternalError, match="it is not a leaf of the batch in 1 micro-batches"):
         verify(parse_graph(f'graph "g"\n%x = {leaf}\n'))
 
 

@@ -57,7 +57,7 @@ def test_what_stands_beside_the_model(tmp_path: Path) -> None:
         program.load(tmp_path / "imported")
         assert_same(program.full_state_dict(), dict(model.state_dict()))
     save({"app": state}, storage_writer=FileSystemWriter(tmp_path / "app"), no_dist=True)
-    with pytest.raises(UserError, match="its entries stand under app"):
+    with pytest.raises(UserError, match="its entries are under app"):
         import_model(tmp_path / "app", tmp_path / "none")
     assert not (tmp_path / "none").exists()
 

@@ -31,7 +31,7 @@ def test_that_they_differ_is_told_once_by_the_first(saved: tuple[Path, list[Any]
     (warned, _), (other, _) = saved[1]
     assert len(warned) == 1
     assert "the extras of the second, place, random, weft.modules differ between proc" in warned[0]
-    assert "goes on in 2 processes alone" in warned[0]
+    assert "continues in 2 processes alone" in warned[0]
     assert other == []
 
 
@@ -50,7 +50,7 @@ def test_another_number_of_processes_is_told_which_differ(saved: tuple[Path, lis
             assert error.startswith(
                 "UserError: program.load: the extras of the second, place, random, weft.modules of"
             )
-            assert "each of the 2 processes that saved them, and there are 3 now" in error
+            assert "between the 2 processes that saved them, and there are 3 now" in error
 
 
 def test_states_and_options_that_differ_are_told_before_a_checkpoint_counts(

@@ -607,7 +607,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     shard = min(place.glob("shard-*"))
     shard.unlink()
     os.mkfifo(shard)
-    with compiled(Case((2,))) as (program, _), pytest.raises(DamagedCheckpoint, match="no file"):
+    with compiled(Case((2,))) as (program, _), pytest.raises(DamagedCheckpoint, match="not a file"):
         program.load(place)
 
 

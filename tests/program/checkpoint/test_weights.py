@@ -189,7 +189,7 @@ def test_what_files_lack_is_as_the_model_makes_it(
     assert len(told) == is_first()
     assert (
         not told
-        or "lacks ['first.weight'], which stay as they are, and has ['more'], which" in told[0]
+        or "lacks ['first.weight'], which keep their values, and has ['more'], which" in told[0]
     )
 
 

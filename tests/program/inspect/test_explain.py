@@ -135,7 +135,7 @@ def test_a_pipeline_says_its_stages_and_idle_time() -> None:
     assert "reduce_scatter" in line(text, "gradients of parameters")
     assert re.search(r"nothing to compute for \d+ (to \d+ )?% of the time", text)
     assert line(text, "note") == (
-        "note: zero: axis 0 has one rank in each stage; shards lie along axis 1"
+        "note: zero: axis 0 has one rank in each stage; parameters are sharded along axis 1"
     )
 
 

@@ -75,9 +75,9 @@ def test_an_identity_is_written_to_a_live_parameter() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "takes"),
     [
-        ("lr", "0.1", "'0.1', and takes a number"),
-        ("lr", None, "None, and takes a number"),
-        ("betas", (0.9,), r"\(0.9,\), and takes numbers, like"),
+        ("lr", "0.1", "'0.1', but must be a number"),
+        ("lr", None, "None, but must be a number"),
+        ("betas", (0.9,), r"\(0.9,\), but must be numbers, like"),
     ],
 )
 def test_hyperparameters_that_are_no_numbers_are_named(

@@ -117,7 +117,7 @@ def test_what_is_no_peers_doing_is_raised_as_it_is(
 
 def test_a_lost_peer_is_told_of(operations: Operations, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = torch.distributed.DistBackendError("NCCL error")
-    with pytest.raises(NoAnswer, match=r"an all_reduce with ranks \[3\] failed, so one of them"):
+    with pytest.raises(NoAnswer, match=r"an all_reduce with ranks \[3\] failed, so a peer"):
         reduced(operations, monkeypatch, lost)
 
 

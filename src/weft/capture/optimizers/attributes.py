@@ -154,7 +154,7 @@ def check_hyperparameters(optimizers: Optimizers) -> None:
         for key, value in usual.items():
             if key in group and not _is_like(group[key], value):
                 takes = "a number" if isinstance(value, Real) else f"numbers, like {value}"
-                raise UserError(f"{label}: {key!r} is {group[key]!r}, , but must be {takes}")
+                raise UserError(f"{label}: {key!r} is {group[key]!r}, but must be {takes}")
 
 
 def _is_like(value: Any, usual: Any) -> bool:
