@@ -84,7 +84,9 @@ def test_an_interrupt_does_not_leave_ranks_behind():
 def test_a_placement_must_fit_the_world():
     with local_world(2) as world:
         world.check(placement("cpu", [1, 0]))
-        with pytest.raises(LayoutError, match=r"names ranks \[2, 3\], .* weft run -n 4, or"):
+        with pytest.raises(
+            LayoutError, match=r"names ranks \[2, 3\], .* has 2 \(0 to 1\); .* weft run -n 4, or"
+        ):
             world.check(placement("cpu", [[0, 1], [2, 3]]))
         with pytest.raises(LayoutError, match="is on cuda, but this world runs on cpu"):
             world.check(placement("cuda", [0]))
