@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from strategies import law
 from weft.errors import UserError
-from weft.hardware.cost_overrides import CostOverrides, parse_cost_overrides, read_cost_overrides
+from weft.hardware.costs import CostOverrides, parse_cost_overrides, read_cost_overrides
 
 
 def test_given_costs_are_read(tmp_path):

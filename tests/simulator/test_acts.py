@@ -8,8 +8,7 @@ import pytest
 
 from simulator.steps import planned_gpt
 from weft.hardware import default_device
-from weft.hardware.cost_overrides import parse_cost_overrides
-from weft.hardware.costs import Cost, Costs
+from weft.hardware.costs import Cost, Costs, parse_cost_overrides
 from weft.ir.plan import Compute, LocalCall, RankPlan
 from weft.simulator.acts import ActCosts
 from weft.simulator.simulate import costs_of

@@ -10,8 +10,7 @@ import pytest
 from simulator.steps import SAMPLES, TIME, planned_gpt, tasks_of
 from weft.errors import UserError
 from weft.hardware import default_device
-from weft.hardware.cost_overrides import parse_cost_overrides
-from weft.hardware.costs import Capacity, Contention, Cost, Costs
+from weft.hardware.costs import Capacity, Contention, Cost, Costs, parse_cost_overrides
 from weft.simulator import simulate
 from weft.simulator.clock import run
 from weft.simulator.simulate import SteadySteps

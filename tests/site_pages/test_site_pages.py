@@ -14,7 +14,7 @@ import yaml
 import weft
 from tools.gates import RUN
 from weft.hardware import topology_files as reading
-from weft.hardware.cost_overrides import parse_cost_overrides
+from weft.hardware.costs import parse_cost_overrides
 from weft.hardware.topology import NetworkLevel
 from weft.hardware.topology_files import parse_topology
 from weft.schema import keys_of

@@ -10,7 +10,7 @@ from typing import final
 
 from weft.atomic_files import write_making_folder
 from weft.compiler.pipeline import Compiled
-from weft.hardware.cost_overrides import read_cost_overrides
+from weft.hardware.costs import read_cost_overrides
 from weft.planning.differences import differences
 from weft.planning.folder import write_plan
 from weft.planning.machine import Machine, machine_of, parse_grid, placement_on

@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log
-from typing import Annotated, NamedTuple, Protocol, TypeAlias, final
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.boxing import EXCHANGE_BYTES
-from weft.errors import RuleError
-from weft.ir.plan_nodes import CollectiveKind
+from weft.errors import RuleError, UserError, wrong
+from weft.hardware.devices import read_yaml
+from weft.ir.plan_nodes import COLLECTIVE_KINDS, CollectiveKind
 from weft.ops import OpCall, flops, traffic
 from weft.ops.call import operand, tensor_spec
 from weft.ops.cost import tensor_bytes
 from weft.ops.weft_ops import WEFT_OPS
-from weft.schema import Bounds
+from weft.schema import Bounds, OneOf, read
 from weft.units import NO_BYTES, NO_TIME, Bytes, Flops, Seconds
 
 # Groups of ranks that run the same collective at the same time.
@@ -381,3 +383,60 @@ def default_device(device_type: str) -> DefaultDevice:
 def is_launched(device_type: str) -> bool:
     """True if a device of this type continues by itself with the work that the host has launched."""
     return DEVICE_TYPES[device_type].launched
+
+
+# The phase that seconds of a stage or module are for; "weight" is the part of the backward that makes the
+# gradients of parameters.
+WORK_KINDS = ("forward", "backward", "weight", "update")
+EXCHANGE_KINDS = (*COLLECTIVE_KINDS, "transfer")
+_Work: TypeAlias = Mapping[Annotated[str, OneOf(WORK_KINDS)], Seconds]
+
+
+@final
+@dataclass(frozen=True)
+class CostOverrides:
+    """User-defined costs. The larger unit takes precedence: a stage's seconds are those of all modules and ops in it.
+
+    Attributes:
+        ops: seconds of one call of an op on a rank, whatever its shapes.
+        modules: by name pattern of modules, which must match the whole path: seconds of one
+            micro-batch on a rank, by kind of work.
+        stages: by stage, or "*" for all others: the same.
+        exchanges: seconds of one exchange of a kind, buckets counted as one.
+        source: the file.
+    """
+
+    ops: Mapping[str, Seconds] = field(default_factory=dict)
+    modules: Mapping[str, _Work] = field(default_factory=dict)
+    stages: Mapping[str, _Work] = field(default_factory=dict)
+    exchanges: Mapping[Annotated[str, OneOf(EXCHANGE_KINDS)], Seconds] = field(default_factory=dict)
+    source: str = "given costs"
+
+    def of_stage(self, stage: int) -> Mapping[str, Seconds]:
+        """The seconds of a stage, by kind of work; those for all stages where it has none of its own."""
+        return self.stages.get(str(stage)) or self.stages.get("*") or {}
+
+
+def read_cost_overrides(path: str | Path) -> CostOverrides:
+    """The costs of a file.
+
+    Raises:
+        UserError: when it cannot be read, or a field is unknown or out of range; the message names
+            file, key, what was expected and what was given.
+    """
+    return parse_cost_overrides(read_yaml(Path(path)), str(path))
+
+
+def parse_cost_overrides(content: Any, where: str) -> CostOverrides:
+    """The costs of a file's content; `where` is named in errors.
+
+    Raises:
+        UserError: when a field is unknown or out of range.
+    """
+    found = read(CostOverrides, content, where)
+    if not content:
+        raise UserError(f"{where} must have one or more of ops, modules, stages, exchanges")
+    for name in found.stages:
+        if name != "*" and not (name.isascii() and name.isdigit()):
+            raise wrong(f"{where}: stages: a key", "a stage's number in quotes, or '*'", name)
+    return replace(found, source=where)

@@ -19,8 +19,7 @@ from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import split_parameters, strategy_hints
 from weft.errors import StrategyError, check, is_whole, wrong
 from weft.hardware import CostModel
-from weft.hardware.cost_overrides import CostOverrides, read_cost_overrides
-from weft.hardware.costs import Costs
+from weft.hardware.costs import CostOverrides, Costs, read_cost_overrides
 from weft.hardware.measured_costs import MeasuredCosts
 from weft.hardware.topology import Topology
 from weft.ir import LogicalGraph

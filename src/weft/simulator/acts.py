@@ -9,8 +9,7 @@ from math import sqrt
 from typing import NamedTuple, TypeAlias, final
 
 from weft.errors import UserError
-from weft.hardware.cost_overrides import CostOverrides
-from weft.hardware.costs import Cost, Costs
+from weft.hardware.costs import Cost, CostOverrides, Costs
 from weft.hardware.durations import Durations, makers_of
 from weft.ir.plan import Actor, Communicate, Compute, LocalCall, LocalUpdate, RankPlan, Transfer
 from weft.patterns import around, matches

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
 
-from weft.hardware.cost_overrides import CostOverrides
-from weft.hardware.costs import Capacity, Costs
+from weft.hardware.costs import Capacity, CostOverrides, Costs
 from weft.ir.plan import COMPUTE, HOST, Communicate
 from weft.simulator.acts import ActCosts, act_costs, with_overrides
 from weft.simulator.clock import TaskTimes, Timed, run
