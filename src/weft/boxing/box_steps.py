@@ -17,14 +17,7 @@ from weft.boxing.transfer import (
 )
 from weft.errors import LayoutError
 from weft.ir.logical import Arg
-from weft.ir.plan import (
-    Collective,
-    CollectiveKind,
-    LocalCall,
-    LocalNode,
-    LocalValue,
-    Transfer,
-)
+from weft.ir.plan import Collective, CollectiveKind, LocalCall, LocalNode, LocalValue, Transfer
 from weft.layout import (
     SBP,
     Broadcast,

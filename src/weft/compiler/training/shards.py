@@ -12,24 +12,10 @@ from weft.compiler.schedule.presets import turning_stage
 from weft.compiler.training.gathers import Gather, gather_parameters
 from weft.compiler.training.precision import CASTS
 from weft.errors import StrategyError
-from weft.ir.logical import (
-    Call,
-    Hint,
-    Input,
-    LogicalGraph,
-    Node,
-    Update,
-    Value,
-)
+from weft.ir.logical import Call, Hint, Input, LogicalGraph, Node, Update, Value
 from weft.ir.nodes import HINT, renamed
 from weft.layout import SBP, Broadcast, Placement, Split
-from weft.strategy.parts import (
-    ZeroRules,
-    check_zero_patterns,
-    level_of,
-    zero_axis,
-    zero_rules,
-)
+from weft.strategy.parts import ZeroRules, check_zero_patterns, level_of, zero_axis, zero_rules
 
 
 def choose_shards(graph: LogicalGraph, context: Context) -> Context:
