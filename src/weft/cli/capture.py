@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
@@ -113,9 +114,12 @@ def _from_users_code(what: str, error: Exception) -> UserError:
 
 
 def _called(target: str, function: Callable[..., Any]) -> Any:
+    parameters: Iterable[Parameter] = ()
+    with suppress(ValueError):  # Python does not know those of some of its own functions
+        parameters = signature(function).parameters.values()
     needed = [
         each.name
-        for each in _parameters(function)
+        for each in parameters
         if each.default is Parameter.empty
         and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
@@ -130,14 +134,6 @@ def _called(target: str, function: Callable[..., Any]) -> Any:
         raise
     except Exception as error:
         raise _from_users_code(target, error) from error
-
-
-def _parameters(function: Callable[..., Any]) -> Iterable[Parameter]:
-    """Parameters of a function; none where Python does not know them, as of some of its own."""
-    try:
-        return signature(function).parameters.values()
-    except ValueError:
-        return ()
 
 
 def export_checkpoint(

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, final
 
 from weft.atomic_files import write_atomically
@@ -106,17 +105,11 @@ def format_error(error: BaseException, script: str) -> str:
     """The traceback of `error` from the first frame of `script` on."""
     if isinstance(error, SyntaxError):
         return "".join(traceback.format_exception_only(error))
-    trace = _from_script(error.__traceback__, script)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    trace = trace or error.__traceback__
     return "".join(traceback.format_exception(type(error), error, trace))
-
-
-def _from_script(trace: TracebackType | None, script: str) -> TracebackType | None:
-    step = trace
-    while step is not None:
-        if step.tb_frame.f_code.co_filename == script:
-            return step
-        step = step.tb_next
-    return trace
 
 
 def read_notes(folder: Path) -> tuple[Note, ...]:

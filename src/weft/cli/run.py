@@ -198,7 +198,11 @@ def _remove_unused(folder: Path) -> None:
 @contextmanager
 def _nothing_of_torch_s() -> Iterator[None]:
     """Take away the folder that torch makes when it is imported, unless it was there before or something is in it."""
-    made = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # torch, too, takes the number then
+        user = f"uid_{os.getuid()}"
+    made = Path(tempfile.gettempdir(), f"torchinductor_{user}")
     before = made.exists()
     try:
         yield
@@ -206,14 +210,6 @@ def _nothing_of_torch_s() -> Iterator[None]:
         if not before:
             with suppress(OSError):
                 made.rmdir()
-
-
-def _user() -> str:
-    """The name that torch gives its folder."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid_{os.getuid()}"
 
 
 @contextmanager
