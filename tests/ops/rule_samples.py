@@ -32,7 +32,7 @@ NOT_RUN |= {
 }
 # What localizing makes of a call that is cut along space: on windows, not on whole tensors.
 NOT_RUN |= {
-    f"weft.{op}": "checked in test_halo_ops"
+    f"weft.{op}": "checked in test_windows"
     for op in (
         "avg_pool2d",
         "avg_pool2d_backward",
