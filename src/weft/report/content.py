@@ -92,11 +92,11 @@ class Report:
 
 
 def _summary(simulation: Simulation) -> Data:
-    found = simulation.to_json()
+    content = simulation.to_json()
     return {
         "text": str(simulation).splitlines(),
         "step_seconds": simulation.step_seconds,
-        "memory": found["memory"],
+        "memory": content["memory"],
         "ranks": [
             {
                 "rank": each.rank,
@@ -114,14 +114,14 @@ def _summary(simulation: Simulation) -> Data:
 
 
 def _searched(search: SearchResult) -> Data:
-    found = search.to_json()
-    del found["simulation"]
+    content = search.to_json()
+    del content["simulation"]
     course = search.course
     apart = -(-len(course) // _MOST_LOOKS)
     chains = list(dict.fromkeys(each.chain for each in course))
     places = {chain: place for place, chain in enumerate(chains)}
     return {
-        **found,
+        **content,
         "seconds": search.seconds,
         "best": search.best.to_text(),
         "chains": chains,

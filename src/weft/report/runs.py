@@ -50,12 +50,12 @@ def _run(folder: Path, but: Path | None) -> list[Data]:
             f"the folder {folder} has no report, trace or log: a page of Program.report (.html), a timeline of "
             "Program.trace (.json), or a log of weft.fit (.jsonl); give a folder with one of them"
         )
-    found = [*pages, *traced]
+    reports = [*pages, *traced]
     if figures:
         # For one run there are figures and, mostly, one page.
         own = Report("figures", figures=figures).data()
-        found = [{**found[0], "figures": own["figures"]}, *found[1:]] if found else [own]
-    return [{**each, "title": f"{folder.absolute().name}: {each['title']}"} for each in found]
+        reports = [{**reports[0], "figures": own["figures"]}, *reports[1:]] if reports else [own]
+    return [{**each, "title": f"{folder.absolute().name}: {each['title']}"} for each in reports]
 
 
 def _files(folder: Path, ending: str) -> list[Path]:
@@ -80,13 +80,13 @@ def _is_page(path: Path) -> bool:
 
 
 def _page(path: Path) -> list[Data]:
-    found = _DATA.search(_text(path, "the report"))
-    if found is None:
+    data_of_page = _DATA.search(_text(path, "the report"))
+    if data_of_page is None:
         raise UserError(
             f"{path} is not a report of weft; give a page that Program.report or --report wrote, or a run's folder"
         )
     try:
-        data: list[Data] = json.loads(found[1])
+        data: list[Data] = json.loads(data_of_page[1])
         formats = {each["format"] for each in data}
         lacking = [name for each in data for name in Report("").data() if name not in each]
         if formats == {FORMAT} and lacking:
@@ -109,8 +109,8 @@ def _traced(path: Path) -> Iterator[Data]:
         return
     try:
         content = json.loads(text)
-        found = traces_in(content)
-        measured, predicted = (found.get(group, ()) for group in ("measured", "predicted"))
+        groups = traces_in(content)
+        measured, predicted = (groups.get(group, ()) for group in ("measured", "predicted"))
         data = Report(path.stem, measured=measured, predicted=predicted).data()
     except UNREADABLE as error:
         raise UserError(
@@ -168,14 +168,14 @@ def traces_in(content: Any) -> dict[str, list[RankTrace]]:
     events: dict[int, Events] = {}
     for each in content["traceEvents"]:
         events.setdefault(int(each["pid"]), []).append(each)
-    found: dict[str, list[RankTrace]] = {}
+    traces: dict[str, list[RankTrace]] = {}
     for own in events.values():
         (name,) = (each["args"]["name"] for each in own if each["name"] == "process_name")
         told = _PROCESS.fullmatch(name)
         if told is None:
             raise ValueError(f"a process is called {name!r}")
-        found.setdefault(told[1] or "measured", []).append(_trace(int(told[2]), own))
-    return {group: sorted(every, key=lambda one: one.rank) for group, every in found.items()}
+        traces.setdefault(told[1] or "measured", []).append(_trace(int(told[2]), own))
+    return {group: sorted(every, key=lambda one: one.rank) for group, every in traces.items()}
 
 
 def _trace(rank: int, events: Events) -> RankTrace:

@@ -44,20 +44,22 @@ def step_rows(group: str, traces: Sequence[RankTrace]) -> dict[str, Any]:
 
 def totals(traces: Sequence[RankTrace]) -> dict[str, list[list[Any]]]:
     """For steps, seconds by cause, the mean of the ranks: kind, name, seconds, exposed seconds, times."""
-    found: dict[int, dict[tuple[str, str], list[float]]] = {}
+    by_step: dict[int, dict[tuple[str, str], list[float]]] = {}
     shown = cache(stars)
     for trace in traces:
         exposed = _exposed(trace.slices)
         numbers = step_numbers(trace)
         for each, number, bare in zip(trace.slices, numbers, exposed, strict=True):
-            rows = found.setdefault(number, {})
+            rows = by_step.setdefault(number, {})
             row = rows.setdefault((each.kind, shown(each.name)), [0.0, 0.0, 0])
             row[0] += each.end - each.begin
             row[1] += bare
             row[2] += 1
     kept = _kept(traces)
     return {
-        str(number): _largest(rows, len(traces)) for number, rows in found.items() if number in kept
+        str(number): _largest(rows, len(traces))
+        for number, rows in by_step.items()
+        if number in kept
     }
 
 
@@ -67,7 +69,7 @@ def shares(traces: Sequence[RankTrace]) -> dict[str, dict[str, float]]:
     Computing, exposed communication and idle time add up to the step; hidden communication is beside computing.
     """
     kept = _kept(traces)
-    found: dict[int, dict[str, float]] = {}
+    by_step: dict[int, dict[str, float]] = {}
     for trace in traces:
         spans = {span.number: (span.begin, span.end) for span in trace.steps}
         acts: dict[tuple[int, str], list[tuple[int, int]]] = {}
@@ -79,10 +81,10 @@ def shares(traces: Sequence[RankTrace]) -> dict[str, dict[str, float]]:
                 acts.get((number, kind), ()) for kind in ("compute", "communication")
             )
             parts = parts_of(trace.rank, [spans[number]], computing, communicating)
-            own = found.setdefault(number, dict.fromkeys(_SHARES, 0.0))
+            own = by_step.setdefault(number, dict.fromkeys(_SHARES, 0.0))
             for name in _SHARES:
                 own[name] += getattr(parts, name) / len(traces)
-    return {str(number): own for number, own in found.items()}
+    return {str(number): own for number, own in by_step.items()}
 
 
 def _kept(traces: Sequence[RankTrace]) -> set[int]:
@@ -141,8 +143,10 @@ def _exposed(slices: Sequence[Slice]) -> list[float]:
     ends = np.array([each.end for each in slices], dtype=np.float64)
     hidden = np.interp(ends, edges, covered) - np.interp(begins, edges, covered)
     talks = np.array([each.kind == "communication" for each in slices])
-    found: list[float] = np.where(talks, np.maximum(ends - begins - hidden, 0.0), 0.0).tolist()
-    return found
+    seconds_exposed: list[float] = np.where(
+        talks, np.maximum(ends - begins - hidden, 0.0), 0.0
+    ).tolist()
+    return seconds_exposed
 
 
 def from_work(traces: Sequence[RankTrace]) -> list[RankTrace]:
@@ -198,7 +202,7 @@ def memory_rows(
     By kind where the plan of a rank is available, of few ranks and of the last steps; else all kinds together, where a
     trace says so. If there are very many steps, only the last ones have rows.
     """
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     ranks = max(sum(map(len, groups.values())), 1)
     most = max(_ALL_POINTS // _FEW_POINTS // ranks, 1)
     steps = sum(min(len(each.steps), most) for traces in groups.values() for each in traces)
@@ -213,10 +217,10 @@ def memory_rows(
                 row = row or _levels(trace, step, points)
                 if row is not None:
                     start = (first - begin) // UNIT
-                    found.append(
+                    rows.append(
                         {"group": group, "rank": trace.rank, "step": step, "from": start, **row}
                     )
-    return found
+    return rows
 
 
 @final
@@ -243,10 +247,10 @@ class _Walker:
             for each in trace.slices
             if each.kind != "wait" and each.details.get("step") == step
         ]
-        found = self._found(trace, span, acts) if acts and self._left else None
-        if found is None:
+        walked = self._found(trace, span, acts) if acts and self._left else None
+        if walked is None:
             return None
-        plan, (times, levels, walk) = found
+        plan, (times, levels, walk) = walked
         peak = walk.peak()
         place = max(range(len(levels)), key=lambda each: sum(levels[each].values()), default=0)
         kinds = [kind for kind in _NAMES if any(level[kind] > 0 for level in levels)]

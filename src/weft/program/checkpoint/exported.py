@@ -139,7 +139,7 @@ def import_model(
         )
     tensors = Distcp(source) if distcp else _Safetensors(source, names)
     sizes = tensors.sizes()
-    beside, found = begin(checkpoint), dict[str, Stored]()
+    beside, stored = begin(checkpoint), dict[str, Stored]()
     try:
         for number, part in enumerate(_files(sizes, MOST).values(), 1):
             file, values = f"shard-00001-model-{number:05d}{SUFFIX}", tensors.read(part)
@@ -147,11 +147,11 @@ def import_model(
             sums = write_file(beside, file, {n: (whole[n], x) for n, x in values.items()})
             for name, x in values.items():
                 extent = Extent(file, name, whole[name], sums[name])
-                found[name] = Stored(tuple(x.shape), dtype_name(x.dtype), (extent,))
-        publish(beside, checkpoint, Manifest(checkpoint, found, {"names": sorted(found)}))
+                stored[name] = Stored(tuple(x.shape), dtype_name(x.dtype), (extent,))
+        publish(beside, checkpoint, Manifest(checkpoint, stored, {"names": sorted(stored)}))
     finally:
         abandon(beside)
-    return Written(checkpoint, len(found), Bytes(sum(sizes.values())))
+    return Written(checkpoint, len(stored), Bytes(sum(sizes.values())))
 
 
 @final
@@ -180,8 +180,8 @@ class _Safetensors:
 
 def _model(manifest: Manifest, masters: bool) -> dict[str, Stored]:
     stored = manifest.tensors
-    found = {name.removeprefix(MODEL): x for name, x in stored.items() if name.startswith(MODEL)}
-    if not found:
+    named = {name.removeprefix(MODEL): x for name, x in stored.items() if name.startswith(MODEL)}
+    if not named:
         raise UserError(
             f"{manifest.folder} holds no model: the names of its tensors begin with {MODEL!r}; give the folder that "
             "program.save "
@@ -193,10 +193,10 @@ def _model(manifest: Manifest, masters: bool) -> dict[str, Stored]:
             raise DamagedCheckpoint(
                 f"{manifest.folder}: its entry for tied tensors holds no names; load another checkpoint"
             )
-        for name in found:
+        for name in named:
             own = tied.get(MODEL + name, MODEL + name).removeprefix(MODEL)
-            found[name] = stored.get(MASTERS + own, found[name])
-    return dict(sorted(found.items()))
+            named[name] = stored.get(MASTERS + own, named[name])
+    return dict(sorted(named.items()))
 
 
 def _bytes(shape: Sequence[int], dtype: str) -> int:
@@ -239,10 +239,10 @@ _OF_METADATA, _OF_FILES = (
 
 
 def _layout(name: str) -> torch.layout:
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.layout):
+    layout = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(layout, torch.layout):
         raise ValueError(f"{name!r} is not a layout")
-    return found
+    return layout
 
 
 _CLASSES: Mapping[tuple[str, str], Any] = {
@@ -322,10 +322,10 @@ def _read(folder: Path) -> of_torch.Metadata:
         if path.stat().st_size > _MOST_METADATA:
             raise ValueError(f"it has more than {_MOST_METADATA} bytes")
         with path.open("rb") as opened:
-            found = _Known(opened).load()
-        if not isinstance(found, of_torch.Metadata):
-            raise ValueError(f"it is a {type(found).__name__}")
-        for info in (found.storage_data or {}).values():
+            metadata = _Known(opened).load()
+        if not isinstance(metadata, of_torch.Metadata):
+            raise ValueError(f"it is a {type(metadata).__name__}")
+        for info in (metadata.storage_data or {}).values():
             if Path(info.relative_path).name != info.relative_path:
                 raise ValueError(f"{info.relative_path!r} is not a name of a file")
     except Exception as error:  # of many kinds, for what a pickle may hold
@@ -333,7 +333,7 @@ def _read(folder: Path) -> of_torch.Metadata:
             f"{path} is damaged, or no metadata of torch.distributed.checkpoint: {type(error).__name__}: {error}; load "
             "another checkpoint"
         ) from None
-    return found
+    return metadata
 
 
 @final

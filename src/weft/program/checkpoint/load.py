@@ -80,18 +80,18 @@ def renamed_in(manifest: Manifest, names: Mapping[str, str]) -> Manifest:
     """The tensors of files under the names of the model, as `Weights` has them."""
     if not names:
         return manifest
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for name, stored in manifest.tensors.items():
         kinds = (MODEL, BUFFERS, MASTERS) if manifest.about else ()
         kind = next((kind for kind in kinds if name.startswith(kind)), "")
         new = kind + renamed(name.removeprefix(kind), names)
-        if new in found:
+        if new in tensors:
             raise UserError(
                 f"names={dict(names)} make {new} of two tensors in {manifest.folder}, {name} is one of them; "
                 "use patterns that keep them apart"
             )
-        found[new] = stored
-    return Manifest(manifest.folder, found, manifest.about)
+        tensors[new] = stored
+    return Manifest(manifest.folder, tensors, manifest.about)
 
 
 def located(weights: str | Path | Weights) -> tuple[Weights, Path]:

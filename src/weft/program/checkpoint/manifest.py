@@ -165,15 +165,15 @@ def _chosen(folder: Path, files: Sequence[str]) -> dict[str, set[str] | None]:
     if index.is_file():
         try:
             places = json.loads(index.read_text())["weight_map"]
-            found: dict[str, set[str] | None] = {}
+            names_of: dict[str, set[str] | None] = {}
             for name, file in places.items():
-                wanted = found.setdefault(file, set())
+                wanted = names_of.setdefault(file, set())
                 assert wanted is not None
                 wanted.add(name)
-            lacking = sorted(set(found) - set(files))
+            lacking = sorted(set(names_of) - set(files))
             if lacking:
                 raise ValueError(f"{lacking[0]} is missing")
-            return found
+            return names_of
         except UNREADABLE as error:
             raise DamagedCheckpoint(
                 f"{index} is damaged: {type(error).__name__}: {error}; give whole files"
@@ -310,19 +310,19 @@ def checkpoint_path(path: object) -> Path:
         raise UserError(f"a checkpoint is a folder; give its path as text, got {path!r}")
     if "\0" in str(path) or not str(path).isprintable():
         raise wrong("a path of a checkpoint", "of printable characters", str(path))
-    found = Path(path).expanduser().absolute()
+    place = Path(path).expanduser().absolute()
     try:
-        found.exists()
+        place.exists()
     except OSError as error:
         raise UserError(
-            f"a checkpoint cannot be at {found}: {error.strerror}; give another path"
+            f"a checkpoint cannot be at {place}: {error.strerror}; give another path"
         ) from None
-    return found
+    return place
 
 
 def hidden_beside(path: Path, suffix: str) -> list[Path]:
     """The hidden folders of one checkpoint with this suffix, of no other whose name only begins alike, in order."""
     name = re.compile(rf"{re.escape(f'.{path.name}.')}[^.]+{re.escape(suffix)}")
     folder = path.parent
-    found = folder.iterdir() if folder.is_dir() else ()
-    return sorted(each for each in found if name.fullmatch(each.name))
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted(each for each in entries if name.fullmatch(each.name))

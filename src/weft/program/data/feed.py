@@ -23,8 +23,8 @@ from weft.tensor import GlobalTensor
 
 def layouts_of_shards(batch: Any) -> dict[str, Layout]:
     """The layouts of those entries of a batch that are global tensors, by key."""
-    found, _ = flatten(batch, "batch")
-    return {key: leaf.spec.layout for key, leaf in found if isinstance(leaf, GlobalTensor)}
+    leaves, _ = flatten(batch, "batch")
+    return {key: leaf.spec.layout for key, leaf in leaves if isinstance(leaf, GlobalTensor)}
 
 
 @final
@@ -115,10 +115,10 @@ def whole_batch_of(batch: Any) -> Any:
 
 def is_on_the_host(batch: Any) -> bool:
     """True if all tensors of a batch are plain ones of the host: cutting them needs no stream and no other rank."""
-    found, _ = flatten(batch.batch if isinstance(batch, RowsOfBatch) else batch, "batch")
+    leaves, _ = flatten(batch.batch if isinstance(batch, RowsOfBatch) else batch, "batch")
     return all(
         type(leaf) is torch.Tensor and leaf.device.type == "cpu"
-        for _, leaf in found
+        for _, leaf in leaves
         if isinstance(leaf, Tensor)
     )
 
@@ -372,10 +372,10 @@ def rows_of(
     inputs: Iterable[tuple[tuple[int, ...], tuple[int, ...], Sequence[Region]]], size: int
 ) -> list[int]:
     """The rows of a batch of `size` that some ranks take; `inputs`: each leaf's shape, its input's, the regions."""
-    found: set[int] = set()
+    rows: set[int] = set()
     for leaf, shape, regions in inputs:
         if leaf[:1] != (size,):
             return list(range(size))
         for region in regions:
-            found.update(rows_in(shape, region, len(shape) > len(leaf)))
-    return sorted(found)
+            rows.update(rows_in(shape, region, len(shape) > len(leaf)))
+    return sorted(rows)

@@ -81,11 +81,11 @@ def box_times(
             ]
 
     def shared(acts: Iterable[tuple[int, float]]) -> dict[str, Seconds]:
-        found = defaultdict[str, float](float)
+        taken = defaultdict[str, float](float)
         for actor, seconds in acts:
             for name, share in shares.get(actor, ()):
-                found[name] += share * seconds
-        return {name: Seconds(seconds) for name, seconds in found.items()}
+                taken[name] += share * seconds
+        return {name: Seconds(seconds) for name, seconds in taken.items()}
 
     stands = compiled.schedule.classes.get(plan.rank, predicted.ranks[0].rank)
     own = next(trace for trace in predicted.traces if trace.rank == stands)
@@ -157,10 +157,10 @@ def details(compiled: Compiled, peaks: ProgramMemory, times: BoxTimes) -> str:
 def details_of(compiled: Compiled, pattern: str, times: BoxTimes) -> str:
     """The rows of inputs and ops that match a pattern, and of boxing that they make or want; UserError for no match."""
     graph = compiled.graph
-    found = {
+    matching = {
         id(node) for node in graph.nodes if any(covers(pattern, name) for name in _names(node))
     }
-    if not found:
+    if not matching:
         raise UserError(
             f"explain(op={pattern!r}): no op's module, line or name matches, and no name of an input; expected a "
             'pattern such as "blocks.0", "blocks.*.fc", "model.py:30", "aten.mm.*" or "head.weight"'
@@ -168,9 +168,9 @@ def details_of(compiled: Compiled, pattern: str, times: BoxTimes) -> str:
 
     def chosen(node: Node) -> bool:
         if not isinstance(node, Box):
-            return id(node) in found
+            return id(node) in matching
         ends = (_source_node(graph, node.input.name), *_readers(graph, node))
-        return any(id(end) in found for end in ends)
+        return any(id(end) in matching for end in ends)
 
     parts = (_inputs(graph, chosen), _layouts(graph, chosen), _boxings(graph, times, chosen))
     return text_of(*(part for part in parts if part.row_count))
@@ -233,10 +233,10 @@ def _layouts(graph: LogicalGraph, chosen: _Chosen = lambda _: True) -> Table:
 
 
 def _boxings(graph: LogicalGraph, times: BoxTimes, chosen: _Chosen = lambda _: True) -> Table:
-    found = list(_boxing_rows(graph, chosen))
+    boxings = list(_boxing_rows(graph, chosen))
     # The ones of equal rows are in one, with what they take together.
     alike: dict[tuple[str, ...], set[str]] = {}
-    for name, _, row in found:
+    for name, _, row in boxings:
         alike.setdefault(row, set()).add(name)
 
     def seconds(known: Mapping[str, Seconds], names: Collection[str]) -> str:
@@ -245,11 +245,11 @@ def _boxings(graph: LogicalGraph, times: BoxTimes, chosen: _Chosen = lambda _: T
 
     rows = [
         (*row, *(seconds(each, alike[row]) for each in (times.predicted, times.measured)))
-        for *_, row in found
+        for *_, row in boxings
     ]
     made = ("from", "to", "as", "bytes", "whole shape", "made by", "wanted by")
     columns = (*made, "predicted", "measured")
-    return table("boxing", columns, rows, total=sum(moved for _, moved, _ in found))
+    return table("boxing", columns, rows, total=sum(moved for _, moved, _ in boxings))
 
 
 def _boxing_rows(

@@ -99,11 +99,11 @@ class ProgramMemory:
         rows = [
             (
                 *(str(each.rank), source),
-                *(bytes_text(getattr(found, kind)) for kind in (*KINDS, "peak")),
+                *(bytes_text(getattr(memory, kind)) for kind in (*KINDS, "peak")),
             )
             for each in self.ranks
-            for source, found in (("predicted", each.predicted), ("measured", each.measured))
-            if found is not None
+            for source, memory in (("predicted", each.predicted), ("measured", each.measured))
+            if memory is not None
         ]
         return table(
             "memory at its peak, as the plan states it and as measured",
@@ -114,16 +114,16 @@ class ProgramMemory:
 
 def bucket_tables(plan: RankPlan) -> tuple[Table, ...]:
     """The numbers of a rank's collectives and of the buckets that they run in; nothing when all run alone."""
-    found: dict[tuple[int, str], list[Bucket]] = {}
+    by_kind: dict[tuple[int, str], list[Bucket]] = {}
     for actor in plan.actors:
         if isinstance(actor, Communicate):
             first = actor.collectives[0]
             key = (first.communicator, first.kind)
-            found.setdefault(key, []).append(Bucket(actor.collectives))
-    if all(len(bucket.collectives) == 1 for each in found.values() for bucket in each):
+            by_kind.setdefault(key, []).append(Bucket(actor.collectives))
+    if all(len(bucket.collectives) == 1 for each in by_kind.values() for bucket in each):
         return ()
     rows = []
-    for (communicator, kind), buckets in found.items():
+    for (communicator, kind), buckets in by_kind.items():
         sizes = sorted(sum(value.nbytes for value in bucket.makes) for bucket in buckets)
         number = sum(len(bucket.collectives) for bucket in buckets)
         least, most = (bytes_text(Bytes(size)) for size in (sizes[0], sizes[-1]))
@@ -153,13 +153,13 @@ def cuda_graphs_text(replayer: GraphRunner | None) -> str:
     """The segments that a rank replays, and why not the others; nothing if it could replay none."""
     if replayer is None:
         return ""
-    found = replayer.replays
-    reasons = Counter({**found.reasons, **replayer.stopped}.values())
+    replays = replayer.replays
+    reasons = Counter({**replays.reasons, **replayer.stopped}.values())
     graphs = len(replayer.plan.replayed - replayer.stopped.keys())
     title = f"CUDA graphs of rank {replayer.plan.rank}"
     estimate = (
-        f"{found.launches} launches a step: {found.host * 1e3:.2f} ms of the host, "
-        f"{found.device * 1e3:.2f} ms of the device (estimated); graphs spare {found.saved}"
+        f"{replays.launches} launches a step: {replays.host * 1e3:.2f} ms of the host, "
+        f"{replays.device * 1e3:.2f} ms of the device (estimated); graphs spare {replays.saved}"
     )
     rows = [(str(graphs), "replayed"), *((str(count), why) for why, count in reasons.items())]
     return text_of("", table(title, ("segments", "how"), rows), estimate)
@@ -241,7 +241,7 @@ def stage_table(graph: LogicalGraph, stages: Stages) -> Iterator[Table]:
 
 
 def _incoming(graph: LogicalGraph, stages: Stages) -> Counter[int]:
-    loop, found = graph.loop, Counter[int]()
+    loop, incoming = graph.loop, Counter[int]()
     phases = node_phases(graph, stages.homes)
     for node, phase in zip(graph.nodes, phases, strict=True):
         if isinstance(node, Box):
@@ -251,21 +251,21 @@ def _incoming(graph: LogicalGraph, stages: Stages) -> Counter[int]:
             if source.placement != target.placement and not for_caller:
                 chain = steps(source, target, value.shape, ITEM_SIZE[value.dtype])
                 times = graph.micro_batches if node.output.name in loop else 1
-                found[phase.stage] += times * sum(step.bytes for step in chain)
-    return found
+                incoming[phase.stage] += times * sum(step.bytes for step in chain)
+    return incoming
 
 
 def _modules(graph: LogicalGraph, stage: int) -> str:
-    found: dict[str, set[int]] = {}
+    stages_of: dict[str, set[int]] = {}
     for call in graph.of_kind(Call):
         path = call.location.module if call.location and call.phase.kind == "forward" else ""
         while path:
-            found.setdefault(path, set()).add(call.phase.stage)
+            stages_of.setdefault(path, set()).add(call.phase.stage)
             path = path.rpartition(".")[0]
-    own = [path for path, where in found.items() if where == {stage}]
-    outer = [path for path in own if found.get(path.rpartition(".")[0]) != {stage}]
+    own = [path for path, where in stages_of.items() if where == {stage}]
+    outer = [path for path in own if stages_of.get(path.rpartition(".")[0]) != {stage}]
     more = f" and {len(outer) - NAMED} more" if len(outer) > NAMED else ""
-    return ", ".join(sorted(outer, key=list(found).index)[:NAMED]) + more
+    return ", ".join(sorted(outer, key=list(stages_of).index)[:NAMED]) + more
 
 
 def time_notes(graph: LogicalGraph) -> Iterator[str]:
@@ -307,14 +307,14 @@ def barriers(graph: LogicalGraph) -> tuple[Call, ...]:
     """The calls that make one value of all micro-batches for which a node of the loop waits."""
     loop = graph.loop
     causes: dict[str, frozenset[int]] = {}
-    found: set[int] = set()
+    waited_for: set[int] = set()
     for number, node in enumerate(graph.nodes):
         before = frozenset[int]().union(*(causes.get(use, frozenset()) for use in node.uses))
         if runs_in_loop(node, loop):
-            found |= before
+            waited_for |= before
             joins = isinstance(node, Call) and node.op in OVER_STEP
             before = frozenset((number,)) if joins else frozenset()
         causes |= {value.name: before for value in node.makes}
     return tuple(
-        node for i, node in enumerate(graph.nodes) if i in found and isinstance(node, Call)
+        node for i, node in enumerate(graph.nodes) if i in waited_for and isinstance(node, Call)
     )

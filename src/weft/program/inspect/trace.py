@@ -135,9 +135,9 @@ def gather_trace(
         world.gather(dict.fromkeys(world.ranks, "here"))
         visits.append((entered, perf_counter_ns()))
     texts = world.gather({each.rank: json.dumps([visits, each.text()]) for each in own})
-    found: list[tuple[Visits, str]] = [json.loads(text) for text in texts]
-    first, _ = found[0]
-    traces = [RankTrace.of(text).moved(ahead(theirs, first)) for theirs, text in found]
+    told: list[tuple[Visits, str]] = [json.loads(text) for text in texts]
+    first, _ = told[0]
+    traces = [RankTrace.of(text).moved(ahead(theirs, first)) for theirs, text in told]
     return Trace(with_late_ranks(traces))
 
 
@@ -270,14 +270,14 @@ def _slices(ran: RecordedActs, ranks: dict[str, tuple[int, ...]], lines: Lines) 
 
 
 def _peers(actor: Communicate, ranks: tuple[int, ...], own: int) -> tuple[int, ...]:
-    found: set[int] = set()
+    peers: set[int] = set()
     for each in actor.collectives:
         match each:
             case Collective():
-                found.update(ranks)
+                peers.update(ranks)
             case Transfer(sends=sends, receives=receives):
-                found.update(ranks[peer] for peer, _ in (*sends, *receives))
-    return tuple(sorted(found - {own}))
+                peers.update(ranks[peer] for peer, _ in (*sends, *receives))
+    return tuple(sorted(peers - {own}))
 
 
 def _levels(ran: RecordedActs) -> Iterator[Level]:

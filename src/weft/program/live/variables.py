@@ -63,7 +63,7 @@ def state_dict_names(model: nn.Module) -> dict[str, str]:
         UserError: there is a tensor that is neither parameter nor buffer, as a hook makes it.
     """
     keys = {id(tensor): key for key, tensor in (*model.named_parameters(), *model.named_buffers())}
-    found = {}
+    keys_of = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor) or name.rpartition(".")[2] == _EXTRA:
             continue
@@ -73,8 +73,8 @@ def state_dict_names(model: nn.Module) -> dict[str, str]:
                 "parameter nor a buffer of it, as hooks on state_dict() make; take the hook off, or let it leave "
                 "tensors as they are"
             )
-        found[name] = keys[id(tensor)]
-    return found
+        keys_of[name] = keys[id(tensor)]
+    return keys_of
 
 
 def _check_whole(names: Mapping[str, str], graph: LogicalGraph, state: object) -> None:

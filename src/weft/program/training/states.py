@@ -137,9 +137,9 @@ class States:
 
     def _take(self, member: Updated) -> None:
         """Give the ranks what the user's optimizer holds for a parameter."""
-        found = self.optimizer.state.get(member.parameter)
-        laid = member.states_laid(found or {})
-        same = isinstance(found, VisibleState) and all(x is found[name] for name, x in laid.items())
+        held = self.optimizer.state.get(member.parameter)
+        laid = member.states_laid(held or {})
+        same = isinstance(held, VisibleState) and all(x is held[name] for name, x in laid.items())
         for rank, variables in self._variables.items():
             if member.key in variables:
                 member.note_taken_out(variables.kept.entries.get(member.key, {}), laid)
@@ -200,8 +200,8 @@ def check_states(model: nn.Module, optimizers: Optimizers, graph: LogicalGraph) 
 def full_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The result of `optimizer.state_dict()`, with whole, plain copies of its tensors. Collective."""
     agree([optimizer])
-    found: dict[str, Any] = tree_map(whole_of, optimizer.state_dict())
-    return found
+    content: dict[str, Any] = tree_map(whole_of, optimizer.state_dict())
+    return content
 
 
 def _keep(variables: Variables, key: str, own: dict[str, Any] | None) -> bool:
@@ -269,7 +269,7 @@ class MainParameters:
 
     def whole(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All FP32 main parameters, as plain copies by the keys of their parameters. Collective."""
-        found: dict[str, Tensor] = {}
+        wholes: dict[str, Tensor] = {}
         for node in self.nodes.values():
             key, value = node.key.removesuffix(f".{MASTER}"), node.value
             parameter = parameters[key]
@@ -277,11 +277,11 @@ class MainParameters:
                 mesh = parameter.spec.mesh.at(value.laid.placement)
                 parts = [self._variables[rank][node.key].detach() for rank in mesh.ranks]
                 about = value.laid, mesh, value.shape, torch.float32, node.shares
-                found[key] = whole_of(global_of(parts, *about))
+                wholes[key] = whole_of(global_of(parts, *about))
             else:
                 (variables,) = self._variables.values()
-                found[key] = variables[node.key].detach().clone()
-        return found | {key: whole_of(each) for key, each in self.waiting.items()}
+                wholes[key] = variables[node.key].detach().clone()
+        return wholes | {key: whole_of(each) for key, each in self.waiting.items()}
 
     def wait(self, masters: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Keep FP32 main parameters of parameters that no plan updates so far, each as parameter and FP32 main
