@@ -8,7 +8,7 @@ import build
 from build import value
 from weft.hardware import default_device
 from weft.hardware.costs import Cost
-from weft.hardware.durations import Durations, call_text, lying, makers_of
+from weft.hardware.durations import Durations, call_text, makers_of, view_texts
 from weft.ir.plan import Compute, LocalCall, LocalUpdate
 from weft.units import Seconds
 
@@ -22,7 +22,7 @@ TURNED_TEXT = "aten.transpose.int(float32[5, 4], 0, 1)"
 
 
 def text(node: LocalCall) -> str:
-    return call_text(node.first, lying(node, makers_of(NODES), VALUES))
+    return call_text(node.first, view_texts(node, makers_of(NODES), VALUES))
 
 
 def test_views_that_lie_in_order_are_plain_tensors() -> None:
@@ -42,7 +42,7 @@ def test_a_view_in_order_of_one_that_is_not_is_named_too() -> None:
     )
     values = {**VALUES, "reshaped": value("reshaped", 20)}
     read = build.call("aten.neg.default", (value("reshaped", 20).ref,), value("made", 20))
-    lies = lying(read, makers_of((*NODES, flat)), values)
+    lies = view_texts(read, makers_of((*NODES, flat)), values)
     assert lies == (f"aten.reshape.default({TURNED_TEXT}, [20])",)
 
 

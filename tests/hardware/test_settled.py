@@ -6,7 +6,13 @@ import random
 from collections.abc import Callable
 
 from weft.hardware.costs import Contention
-from weft.hardware.measured_costs import Measurements, Roofline, Sample, SizedSample, smoothed
+from weft.hardware.measured_costs import (
+    Measurements,
+    Roofline,
+    Sample,
+    SizedSample,
+    planned_figures,
+)
 from weft.units import Bytes, Seconds
 
 MACHINE = {"processor": "some", "ranks": 2}
@@ -43,23 +49,25 @@ def test_noise_changes_nothing_wherever_a_figure_lies() -> None:
             found = true.setdefault(name, 10 ** chance.uniform(-6, 2))
             return found * chance.uniform(0.9, 1.1)
 
-        first = smoothed(None, measured(noisy))
+        first = planned_figures(None, measured(noisy))
         kept = first
         for _ in range(5):
-            kept = smoothed(kept, measured(noisy))
+            kept = planned_figures(kept, measured(noisy))
             assert kept == first
 
 
 def test_a_change_counts() -> None:
-    before = smoothed(None, measured(lambda _: 1.0))
-    after = smoothed(before, measured(lambda name: 1.5 if name in ("call3", "size8") else 1.1))
+    before = planned_figures(None, measured(lambda _: 1.0))
+    after = planned_figures(
+        before, measured(lambda name: 1.5 if name in ("call3", "size8") else 1.1)
+    )
     assert after.calls["op3(f32[3])"].seconds == 1.5
     assert after.calls["op4(f32[4])"].seconds == 1.0
     assert [each.seconds for each in after.updates["SGD"]] == [1.5, 1.0, 1.0]
 
 
 def test_figures_are_rounded_and_have_no_spread() -> None:
-    found = smoothed(None, measured(lambda _: 0.0012345))
+    found = planned_figures(None, measured(lambda _: 0.0012345))
     assert found.calls["op1(f32[1])"] == Sample(Seconds(0.0012))
     assert found.act == 0.0012
     assert found.roofline == Roofline(0.0012, 0.0012, Seconds(0.0012))
@@ -67,6 +75,6 @@ def test_figures_are_rounded_and_have_no_spread() -> None:
 
 def test_new_calls_and_sizes_are_taken() -> None:
     few = Measurements(MACHINE, {"op(f32[1])": Sample(Seconds(1.0))})
-    assert smoothed(smoothed(None, few), measured(lambda _: 2.0)) == smoothed(
+    assert planned_figures(planned_figures(None, few), measured(lambda _: 2.0)) == planned_figures(
         None, measured(lambda _: 2.0)
     )

@@ -18,7 +18,7 @@ from weft.compiler.strategy_hints import strategy_hints
 from weft.ir.logical import LogicalGraph
 from weft.ir.plan import RankPlan
 from weft.simulator import PlannedStep
-from weft.simulator.tasks import Tasks, repeated, step_tasks, to_ticks
+from weft.simulator.tasks import Tasks, repeat_steps, step_tasks, to_ticks
 
 SAMPLES, WORDS, TIME = 8, 16, 8
 
@@ -78,4 +78,4 @@ def tasks_of(
 ) -> Tasks:
     """The tasks of some steps of plans whose communicators have orders; `seconds` of each rank's actors."""
     ticks = {rank: [to_ticks(each) for each in own] for rank, own in seconds.items()}
-    return repeated(step_tasks(plans, ticks), steps)
+    return repeat_steps(step_tasks(plans, ticks), steps)

@@ -38,7 +38,7 @@ def rank_numbers(source: Placement, target: Placement) -> dict[int, int]:
 
 
 @lru_cache(maxsize=4096)
-def numbered(source: Placement, target: Placement) -> tuple[Placement, Placement]:
+def renumbered_placements(source: Placement, target: Placement) -> tuple[Placement, Placement]:
     """The two placements with ranks renumbered by their places among the ranks of both.
 
     Equal pairs give the same two objects.
@@ -53,7 +53,7 @@ def numbered(source: Placement, target: Placement) -> tuple[Placement, Placement
 
 def numbered_layouts(source: Layout, target: Layout) -> tuple[Layout, Layout]:
     """The two layouts on placements that are numbered again."""
-    here, there = numbered(source.placement, target.placement)
+    here, there = renumbered_placements(source.placement, target.placement)
     return Layout(here, source.sbp), Layout(there, target.sbp)
 
 
@@ -117,7 +117,7 @@ class Routes:
 
     def __init__(self, source: Layout, target: Layout, shape: tuple[int, ...]) -> None:
         held, self.needed = _regions(source, shape), _regions(target, shape)
-        first, self.shard_of = distinct(held)
+        first, self.shard_of = distinct_rows(held)
         self.shards = held[first]
         by_shard = np.argsort(self.shard_of, kind="stable")
         self._holders = np.split(by_shard, np.cumsum(np.bincount(self.shard_of))[:-1])
@@ -177,7 +177,7 @@ class Routes:
         return _common(self.shards, self.needed[place])[2]
 
 
-def distinct(rows: Indices) -> tuple[Indices, Indices]:
+def distinct_rows(rows: Indices) -> tuple[Indices, Indices]:
     """The first of equal entries of an array along its first axis, in order; for each entry, which of these it is."""
     flat = rows.reshape(len(rows), -1)
     if not flat.shape[1]:

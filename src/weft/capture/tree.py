@@ -63,14 +63,14 @@ class Shut:
         self.value = value
 
 
-def opened(tree: Any, shut: Callable[[Any], bool] | None = None) -> Any:
+def open_containers(tree: Any, shut: Callable[[Any], bool] | None = None) -> Any:
     """`tree` with every container that pytrees do not know opened, at any depth; others stay what they are.
 
     Where `shut` says so, what a container holds is one leaf.
     """
 
     def part(value: Any) -> Any:
-        return Shut(value) if shut is not None and shut(value) else opened(value, shut)
+        return Shut(value) if shut is not None and shut(value) else open_containers(value, shut)
 
     if issubclass(type(tree), Shut):
         return tree
@@ -127,7 +127,7 @@ def flatten(
 
     A part of it for which `shut` is true is one leaf.
     """
-    paths, spec = tree_flatten_with_path(opened(tree, shut))
+    paths, spec = tree_flatten_with_path(open_containers(tree, shut))
     leaves = (("".join(map(_part, path)).removeprefix(".") or root, leaf) for path, leaf in paths)
     return [(key, leaf.value if type(leaf) is Shut else leaf) for key, leaf in leaves], spec
 

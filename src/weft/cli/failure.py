@@ -143,7 +143,7 @@ def describe(
     blamed = absent(exits, left, places)
     if first is None or not blamed:
         return _describe_note(first) if first else _describe_exit(exits[0])
-    return f"{_listed(blamed)}.\n\n{_describe_note(first)}"
+    return f"{_list_text(blamed)}.\n\n{_describe_note(first)}"
 
 
 def own_failure(exits: Sequence[Exit], notes: Sequence[Note]) -> str | None:
@@ -182,7 +182,7 @@ def _crashed(end: Exit) -> bool:
     return _signal_name(end.code) in CRASHES
 
 
-def _listed(texts: Iterable[str]) -> str:
+def _list_text(texts: Iterable[str]) -> str:
     """Up to three texts, and how many there are more."""
     some = list(texts)
     more = f"; and {len(some) - 3} more ranks" if len(some) > 3 else ""

@@ -24,7 +24,7 @@ from weft.report import Report, write_report
 from weft.report.content import REPORT
 from weft.search.record import SearchRecord
 from weft.search.result import SearchResult
-from weft.search.search import limited, search
+from weft.search.search import search, with_memory_limit
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 
@@ -174,7 +174,7 @@ def _start(
         )
         return None
     step = StoredStep.load(asked.graph)
-    machine = limited(machine_of(asked.topology), asked.memory_limit)
+    machine = with_memory_limit(machine_of(asked.topology), asked.memory_limit)
     if not record.is_of(step, machine):
         raise UserError(
             f"--resume: {files.record} is the record of a search with another graph or topology than {asked.graph} on "

@@ -116,7 +116,7 @@ class Costs(Protocol):
         Args:
             rank: which.
             call: what it calls.
-            lies: for each operand that is a view, its text from `weft.hardware.durations.lying`; () if unknown.
+            lies: for each operand that is a view, its text from `weft.hardware.durations.view_texts`; () if unknown.
         """
 
     def of_update(self, rank: int, rule: str, moved: Bytes, together: int = 1) -> Cost:

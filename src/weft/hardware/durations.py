@@ -46,7 +46,7 @@ def call_text(call: OpCall, lies: Sequence[str] = ()) -> str:
 
     Args:
         call: of one rank.
-        lies: for each operand, the text of the view that it is; empty if it is none (`lying`).
+        lies: for each operand, the text of the view that it is; empty if it is none (`view_texts`).
     """
     specs = tuple(f"{spec.dtype}[{', '.join(map(str, spec.shape))}]" for spec in call.operands)
     operands = tuple(own or spec for own, spec in zip(lies, specs, strict=True)) if lies else specs
@@ -64,7 +64,7 @@ def makers_of(nodes: Iterable[object]) -> dict[str, LocalCall]:
     return {v.name: node for node in nodes if isinstance(node, LocalCall) for v in node.makes}
 
 
-def lying(
+def view_texts(
     node: LocalCall, makers: Mapping[str, LocalCall], values: Mapping[str, LocalValue]
 ) -> tuple[str, ...]:
     """For each operand of a call, the text of the view that it is; empty for those that are laid out in order."""
@@ -75,7 +75,7 @@ def _view_text(name: str, makers: Mapping[str, LocalCall], values: Mapping[str, 
     maker = makers.get(name)
     if maker is None or not shares_memory(maker.op) or any(n not in values for n in maker.operands):
         return ""
-    inner = lying(maker, makers, values)
+    inner = view_texts(maker, makers, values)
     if maker.op in _IN_ORDER and not any(inner):
         return ""
     text = call_text(maker.first, inner)
@@ -188,7 +188,7 @@ class Durations:
             return self._costs.of_update(home, node.rule, moved, together)
         met = self._met.get((id(node), home))
         if met is None:
-            lies = lying(node, makers, values)
+            lies = view_texts(node, makers, values)
             key = home, node.first, lies
             if key not in self._known:
                 self._known[key] = self._costs.of_call(*key)

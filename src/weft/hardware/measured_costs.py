@@ -153,7 +153,7 @@ def on_line(points: Sequence[SizedSample], size: Bytes) -> Cost:
 NOISE = 1.3
 
 
-def smoothed(before: Measurements | None, found: Measurements) -> Measurements:
+def planned_figures(before: Measurements | None, found: Measurements) -> Measurements:
     """The measured figures that plans use, without spreads and drift.
 
     Args:

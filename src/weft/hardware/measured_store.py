@@ -26,7 +26,7 @@ from weft.hardware.measured_costs import (
     MeasuredCosts,
     Measurements,
     from_json,
-    smoothed,
+    planned_figures,
     to_json,
 )
 from weft.private import FOLDER, chosen_folder, default_folder, is_private, make_private
@@ -84,7 +84,7 @@ def store_measurements(found: Measurements) -> Path:
         before = _whole(path)
         every = found if before is None else before.joined(found)
         _write(path, every)
-        _write(planned, smoothed(_whole(planned), every))
+        _write(planned, planned_figures(_whole(planned), every))
     except OSError as error:
         raise UserError(
             f"cannot keep what was measured in {path} ({error}): set {FOLDER} to a folder that can be written"

@@ -136,7 +136,7 @@ def parse_topology(
     groups, used = _sized(groups, wanted, where)
     levels = _levels(file.network, f"{where}: network", sum(group.count for group in groups))
     found = Topology(file.name, tuple(groups), levels, used)
-    check_reach(found, where)
+    check_connected(found, where)
     return found
 
 
@@ -302,7 +302,7 @@ def parse_link_kind(name: str, content: Any, where: str, calibrated: bool = True
 _Fitted = Mapping[Annotated[str, OneOf(("protocols", "own_gb_per_second", "source"))], Any]
 
 
-def check_reach(topology: Topology, where: str) -> None:
+def check_connected(topology: Topology, where: str) -> None:
     """Accepts a topology in which bytes get from every device to every other one.
 
     Raises:

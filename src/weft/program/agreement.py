@@ -41,7 +41,7 @@ def run_on_all(world: World, what: str, work: Callable[[], T]) -> T:
             elsewhere.
         UserError: in a process that was forked from the one that has the ranks.
     """
-    return shared(world, what, lambda: (work(), ""))[0]
+    return gather_beside(world, what, lambda: (work(), ""))[0]
 
 
 def gathered(world: World, what: str, tell: Callable[[], str]) -> list[str]:
@@ -53,10 +53,12 @@ def gathered(world: World, what: str, tell: Callable[[], str]) -> list[str]:
     Raises:
         UserError, RankFailure: as `run_on_all`.
     """
-    return shared(world, what, lambda: (None, tell()))[1]
+    return gather_beside(world, what, lambda: (None, tell()))[1]
 
 
-def shared(world: World, what: str, work: Callable[[], tuple[T, str]]) -> tuple[T, list[str]]:
+def gather_beside(
+    world: World, what: str, work: Callable[[], tuple[T, str]]
+) -> tuple[T, list[str]]:
     """The result of `work` in this process and the texts that it gives on all ranks. Every process must call it.
 
     Raises:
@@ -114,7 +116,7 @@ def differences(texts: Sequence[str]) -> Iterator[tuple[int, Any, Any]]:
 
 
 def _read(text: str) -> list[str]:
-    """The texts that `shared` sends; of another exchange, none."""
+    """The texts that `gather_beside` sends; of another exchange, none."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -167,7 +169,7 @@ def unless_failed(world: World, what: str, work: Callable[[], T]) -> T:
             return None, json.dumps([isinstance(error, PeerFailure), first_line(error)])
 
     try:
-        made, texts = shared(world, what, tried)
+        made, texts = gather_beside(world, what, tried)
     except RankFailure:
         if own:  # another rank is gone: what was raised first says more
             raise own[0]  # noqa: B904

@@ -23,7 +23,7 @@ from weft.program.data.whole_batch import Buckets, LocalBatch
 from weft.program.live.live import take_over
 from weft.program.live.ownership import live_shardings
 from weft.program.live.variables import add_loss_scale, add_main_parameters
-from weft.program.planning.auto import SPARE, Trials, asked_of, chosen
+from weft.program.planning.auto import SPARE, Trials, choose_strategy, split_strategy_argument
 from weft.program.planning.build import local_ranks
 from weft.program.planning.step import Step, asked_of_step
 from weft.program.planning.variants import Planned, Variants, planner_of
@@ -136,7 +136,7 @@ def compile(
     world = current_world(placement.device_type)
     with at_work(world, "weft.compile", lock_of(world)):
         world.calls.enter("compile")
-        fixed, auto = asked_of(strategy, batch)
+        fixed, auto = split_strategy_argument(strategy, batch)
         fixed = data_parallel() if fixed is None else fixed
         session = _Session(world, placement, fixed, kernels, batch, metrics, shapes)
         trains = bool(model.optimizers) if isinstance(model, Step) else optimizer is not None
@@ -271,7 +271,7 @@ class _Session:
             begin("searching for a strategy")
             held = live_shardings(step.model, self.world)
             spare = SPARE if held.layouts else 0
-            candidates = chosen(self.world, step, self.placement, auto, spare)
+            candidates = choose_strategy(self.world, step, self.placement, auto, spare)
             trials = Trials(self.world, step, self.usable)
             if spare:
                 candidates = trials.lying_alike(candidates, max(auto.measure, 1), held)

@@ -31,7 +31,7 @@ from weft.program.data.samples import check_same
 from weft.program.planning.variants import Variants
 from weft.program.training.gradients import check_adding
 from weft.program.training.training import without_step_hooks
-from weft.program.verification import Subject, Verified, verified
+from weft.program.verification import Subject, Verified, verify_step
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.memory.state import prefetching_copies
 from weft.tensor import GlobalTensor
@@ -208,7 +208,7 @@ class ProgramSteps(ProgramPart):
         measured = {each for each in core.variants.executors() if each.measured is not None}
         try:
             with without_step_hooks(core.variants.optimizers):
-                return verified(Subject(core, self.step, number), batch)
+                return verify_step(Subject(core, self.step, number), batch)
         finally:
             core.steps, core.metrics = number, metrics
             # A checked step runs beside what is to be put back.

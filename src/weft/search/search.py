@@ -81,7 +81,7 @@ def search(
     """
     budget = Budget.of(seconds, moves)
     _check_arguments(fixed, start, seed, every_rank, told, planners)
-    machine = limited(machine_of(topology), memory_limit)
+    machine = with_memory_limit(machine_of(topology), memory_limit)
     stored = as_stored(step, fixed or data_parallel())
     base = stored.in_precision(fixed or Strategy())
     earlier = start.record if isinstance(start, SearchResult) else start
@@ -190,7 +190,7 @@ def _check_arguments(
     )
 
 
-def limited(machine: Machine, asked: int | None) -> Machine:
+def with_memory_limit(machine: Machine, asked: int | None) -> Machine:
     """The machine with a memory limit on its ranks, if one is given.
 
     Raises:

@@ -166,10 +166,10 @@ def fits(candidate: Candidate, base: Strategy) -> bool:
     Raises:
         StrategyError: when something is fixed that no candidate can have.
     """
-    return bool(fitting(CandidateTable.of([candidate]), base)[0])
+    return bool(with_fixed_entries(CandidateTable.of([candidate]), base)[0])
 
 
-def fitting(found: CandidateTable, base: Strategy) -> Mask:
+def with_fixed_entries(found: CandidateTable, base: Strategy) -> Mask:
     """The candidates that keep all fixed entries.
 
     Raises:
@@ -223,7 +223,7 @@ def space_of(facts: StepFacts, every_rank: bool) -> CandidateTable:
     base = facts.base
     for idle in (False, True):
         every = candidates(facts, every_rank, idle)
-        mask = fitting(every, base)
+        mask = with_fixed_entries(every, base)
         if facts.statistics:
             mask &= every.micro_batches == base.micro_batches
         if mask.any():

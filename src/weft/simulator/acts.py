@@ -214,12 +214,12 @@ class _Giving:
             given = self.given.of_stage(stage)
             for place, one in enumerate(own):
                 kind, module = self._work(actor, one.part)
-                if key := _given_kind(kind, given):
+                if key := _override_kind(kind, given):
                     self.used.note("stages", number)
                     stages.setdefault((stage, key), []).append((actor.id, place))
                 pattern, instance = self._named(module)
                 names = self.given.modules.get(pattern, {})
-                if key := _given_kind(kind, names):
+                if key := _override_kind(kind, names):
                     self.used.note("modules", pattern)
                     of = modules.setdefault((pattern, key), {})
                     of.setdefault(instance, []).append((actor.id, place))
@@ -274,7 +274,7 @@ def part_name(part: Part) -> str:
     return f"{part.rule} update" if isinstance(part, LocalUpdate) else part.op
 
 
-def _given_kind(kind: str, given: Mapping[str, Seconds]) -> str:
+def _override_kind(kind: str, given: Mapping[str, Seconds]) -> str:
     """Under which name the seconds of a kind of work are given; empty if they are not.
 
     Where gradients of weights have no seconds of their own, they are part of the backward.

@@ -21,7 +21,7 @@ from weft.errors import InternalError
 from weft.hardware.costs import Contention
 from weft.ir.plan import COMPUTE, Order, RankPlan
 from weft.simulator.sharing import LinkSharing
-from weft.simulator.tasks import Tasks, is_communicator, repeated, step_tasks, to_ticks
+from weft.simulator.tasks import Tasks, is_communicator, repeat_steps, step_tasks, to_ticks
 from weft.units import Seconds
 
 NOTHING_SHARED = LinkSharing(())
@@ -355,7 +355,7 @@ def simulate_step(
         InternalError: when the step gets stuck; the message names the acts that wait for each
             other.
     """
-    tasks = repeated(step_tasks(plans, seconds, ordered=fixed), 1)
+    tasks = repeat_steps(step_tasks(plans, seconds, ordered=fixed), 1)
     times = run(tasks, stuck=True)
     if len(times.order) < len(tasks):
         ended = (member for task in times.order for member in tasks.members[task])

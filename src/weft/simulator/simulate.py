@@ -24,7 +24,7 @@ from weft.simulator.facts import (
 from weft.simulator.planned import PlannedStep
 from weft.simulator.sharing import SharedLinks
 from weft.simulator.simulation import Simulation
-from weft.simulator.tasks import Tasks, repeated, step_tasks, to_ticks
+from weft.simulator.tasks import Tasks, repeat_steps, step_tasks, to_ticks
 from weft.traces.events import Lines, actor_name, lines_of
 from weft.traces.rows import RankTrace, parts_of
 from weft.units import NO_TIME, Bytes, Seconds
@@ -170,7 +170,7 @@ def steady_steps(step: PlannedStep, acts: ActCosts, costs: Costs) -> SteadySteps
     one, steps = step_tasks(step.plans, seconds, ahead), FIRST
     while True:
         # Nothing runs beside the end of the last step, or after it: it may be shorter, and is ignored.
-        tasks = repeated(one, steps + 1)
+        tasks = repeat_steps(one, steps + 1)
         times = run(tasks, slowdown, shared.sharing, shared.uses(tasks))
         ends = [Seconds(0.0)] * (steps + 1)
         for task, members in enumerate(tasks.members):

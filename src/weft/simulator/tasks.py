@@ -210,7 +210,7 @@ def _wait(
                 needs[task][before, 0] = None
 
 
-def repeated(one: StepTasks, steps: int) -> Tasks:
+def repeat_steps(one: StepTasks, steps: int) -> Tasks:
     """The tasks of some steps.
 
     Args:

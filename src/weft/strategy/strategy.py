@@ -17,7 +17,7 @@ from weft.patterns import name_patterns
 from weft.plain_yaml import load_yaml, read_plain_yaml
 from weft.strategy.parts import Schedule, Stage, Zeros, hold
 from weft.strategy.precision import Half, Precision
-from weft.strategy.text import SBPs, checked, parsed, plain
+from weft.strategy.text import SBPs, checked_field, parse_field, plain
 
 # Of files: 2 has `grid`, 3 `in_flight` and `zero` by patterns. Files are written in the first that has what they say.
 FORMATS = (1, 2, 3)
@@ -82,7 +82,7 @@ class Strategy:
 
     def __post_init__(self) -> None:
         names = [each.name for each in fields(self)]
-        hold(self, **{name: checked(name, getattr(self, name)) for name in names})
+        hold(self, **{name: checked_field(name, getattr(self, name)) for name in names})
 
     def save(self, path: str | Path) -> None:
         """Write the strategy as YAML: the layouts, and every other field that is set.
@@ -168,7 +168,7 @@ def _strategy(read: Callable[[], Any], path: str | Path) -> Strategy:
 def _entry(path: str | Path, name: str, value: Any) -> Any:
     """A field from its entry in a file."""
     try:
-        return parsed(name, value)
+        return parse_field(name, value)
     except (LayoutError, StrategyError, TypeError, ValueError, AttributeError, KeyError) as error:
         raise StrategyError(
             f"cannot read the strategy {path}: {name}: {shown(value)} is not as Strategy.save writes it ({error}); "

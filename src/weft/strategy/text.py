@@ -57,7 +57,7 @@ def plain(name: str, value: Any) -> Any:
     return value
 
 
-def parsed(name: str, content: Any) -> Any:
+def parse_field(name: str, content: Any) -> Any:
     """The field `name` from what `plain` made of it.
 
     Raises:
@@ -108,7 +108,7 @@ def _parsed_stage(content: Mapping[str, Any]) -> Stage:
 MOST = 1 << 16
 
 
-def checked(name: str, value: Any) -> Any:
+def checked_field(name: str, value: Any) -> Any:
     """The field `name` of a strategy, as it is held.
 
     Raises:

@@ -33,10 +33,10 @@ def cut(whole: Tensor, layout: Layout, mesh: Mesh) -> tuple[Spec, Locals]:
     parts = tuple(
         local_part(whole, plain, rank).to(mesh.device_of(rank), copy=True) for rank in mesh.ranks
     )
-    return laid(spec, tuple(part.contiguous() for part in parts), layout)
+    return in_layout(spec, tuple(part.contiguous() for part in parts), layout)
 
 
-def laid(spec: Spec, locals_: Locals, layout: Layout) -> tuple[Spec, Locals]:
+def in_layout(spec: Spec, locals_: Locals, layout: Layout) -> tuple[Spec, Locals]:
     """Fresh local tensors brought from a layout without Partial to one that may have it; nothing is sent."""
     way = spec.layout, layout, spec.shape, spec.dtype
     channels: dict[tuple[int, ...], Channel] = {}

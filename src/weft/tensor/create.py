@@ -12,7 +12,7 @@ from weft.capture.ops.random import normal, unit
 from weft.errors import LayoutError, UserError, wrong
 from weft.layout import SBP, Broadcast, Layout, Placement, Split
 from weft.runtime.world.distributed import current_world
-from weft.tensor.boxing import box, cut, from_first, laid
+from weft.tensor.boxing import box, cut, from_first, in_layout
 from weft.tensor.dispatch.special_ops import Drawing
 from weft.tensor.divergence import note_made, note_plain
 from weft.tensor.global_tensor import GlobalTensor
@@ -27,7 +27,7 @@ from weft.tensor.spec import (
     contiguous,
     layout_for,
     mesh_of,
-    refused,
+    refused_call,
     sizes_of,
     without_partials,
 )
@@ -54,7 +54,7 @@ def tensor(
     if isinstance(data, GlobalTensor):
         raise UserError("weft.tensor takes plain data, got a global tensor; use x.to_global(…)")
     checked_dtype(dtype, "weft.tensor")
-    with refused("weft.tensor takes a tensor or nested lists of numbers", data):
+    with refused_call("weft.tensor takes a tensor or nested lists of numbers", data):
         whole = torch.as_tensor(data, dtype=dtype).detach().resolve_conj().resolve_neg()
     if whole.is_meta or whole.layout != torch.strided:
         raise wrong("weft.tensor: data", "values that are dense in memory", data)
@@ -81,11 +81,11 @@ def full(
     layout = layout_for(placement, sbp, size, "weft.full")
     mesh = mesh_of(placement)
     spec = contiguous(mesh, without_partials(layout), size, of)
-    with refused("weft.full", size):
+    with refused_call("weft.full", size):
         parts = tuple(
             torch.full(shape, number, dtype=of, device=device) for shape, device in _local(spec)
         )
-    return _made("weft.full", *laid(spec, parts, layout), requires_grad, number)
+    return _made("weft.full", *in_layout(spec, parts, layout), requires_grad, number)
 
 
 def zeros(*size: Any, dtype: torch.dtype | None = None, **options: Any) -> GlobalTensor:
@@ -110,7 +110,7 @@ def empty(
     check_gradient(requires_grad, of, "weft.empty")
     layout = layout_for(placement, sbp, shape, "weft.empty")
     spec = contiguous(mesh_of(placement), layout, shape, of)
-    with refused("weft.empty", shape):
+    with refused_call("weft.empty", shape):
         parts = tuple(torch.empty(own, dtype=of, device=device) for own, device in _local(spec))
     return _made("weft.empty", spec, parts, requires_grad)
 
@@ -124,7 +124,7 @@ def arange(
 ) -> GlobalTensor:
     """`torch.arange(*bounds)` as a global tensor."""
     checked_dtype(dtype, "weft.arange")
-    with refused("weft.arange takes the bounds and the step of torch.arange", bounds):
+    with refused_call("weft.arange takes the bounds and the step of torch.arange", bounds):
         # On no device at first: what is not a number of elements is refused before memory is taken.
         checked_size(tuple(torch.arange(*bounds, dtype=dtype, device="meta").shape), "weft.arange")
         whole = torch.arange(*bounds, dtype=dtype)
@@ -237,9 +237,13 @@ def _drawn(
     check_gradient(requires_grad, of, "weft.rand")
     layout = layout_for(placement, sbp, size, "weft.rand")
     mesh = mesh_of(placement)
-    with refused("weft.rand", size), torch.no_grad(), Drawing(GlobalTensor, mesh, layout, size):
+    with (
+        refused_call("weft.rand", size),
+        torch.no_grad(),
+        Drawing(GlobalTensor, mesh, layout, size),
+    ):
         drawn = draw(size, of, mesh.device)
-    return _made("weft.rand", *laid(drawn.spec, drawn.locals, layout), requires_grad)
+    return _made("weft.rand", *in_layout(drawn.spec, drawn.locals, layout), requires_grad)
 
 
 def _made(

@@ -14,10 +14,10 @@ from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split, broadc
 from weft.tensor.boxing import Locals, assemble
 from weft.tensor.dispatch.dispatch import dispatch
 from weft.tensor.dispatch.interleaved import (
+    change_layout,
     check_order,
     in_order,
     parted_aliases,
-    relaid,
     stored_in,
 )
 from weft.tensor.dispatch.operands import of_all
@@ -336,7 +336,7 @@ def _moved(x: GlobalTensor, layout: Layout) -> tuple[Spec, Locals]:
     own = x.spec.mesh
     stays = own.in_process and layout.placement == own.placement
     mesh = own if stays else own.at(layout.placement)
-    return relaid(x.spec, x.locals, layout, mesh, x.shares, None)
+    return change_layout(x.spec, x.locals, layout, mesh, x.shares, None)
 
 
 @final

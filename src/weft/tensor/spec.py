@@ -262,7 +262,7 @@ def check_gradient(requires_grad: object, dtype: torch.dtype | None, what: str) 
 
 
 @contextmanager
-def refused(what: str, found: object) -> Iterator[None]:
+def refused_call(what: str, found: object) -> Iterator[None]:
     """Say of torch's error which call it refuses, and what it was given."""
     try:
         yield

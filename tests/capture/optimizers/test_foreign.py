@@ -15,7 +15,7 @@ from weft.capture.optimizers.attributes import (
     attributes_of,
     check_optimizer,
     give_attributes,
-    owned,
+    unshared_copy,
 )
 from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules
 from weft.errors import CaptureError
@@ -207,7 +207,7 @@ def test_parameters_of_one_shape_with_other_attributes_are_tried_apart() -> None
 
 def test_containers_are_copied_and_attributes_given() -> None:
     given: dict[str, Any] = {"table": [[1], deque([2])], "names": {"a"}, "by": {"x": [3]}}
-    found = owned(given)
+    found = unshared_copy(given)
     assert found == given
     assert found["table"][0] is not given["table"][0]
     assert found["by"]["x"] is not given["by"]["x"]

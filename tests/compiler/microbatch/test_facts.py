@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.microbatch.facts import cut_leaves, joined
+from weft.compiler.microbatch.facts import cut_leaves, join_per_micro_batch
 from weft.ir.logical import PerMicroBatch
 from weft.ir.parse import parse_graph
 from weft.ops import OpCall
@@ -32,10 +32,10 @@ def test_what_depends_on_a_micro_batch_is_made_in_the_loop() -> None:
 
 def test_arguments_join_and_come_apart() -> None:
     parts = ((2, (0, 5)), (2, (5, 5)))
-    assert joined(parts) == (2, (PerMicroBatch((0, 5)), 5))
-    call = OpCall("aten.add.Tensor", joined(parts), (), (), ())
+    assert join_per_micro_batch(parts) == (2, (PerMicroBatch((0, 5)), 5))
+    call = OpCall("aten.add.Tensor", join_per_micro_batch(parts), (), (), ())
     assert [call.at(micro).args for micro in (0, 1)] == list(parts)
-    assert joined((True, 1)) == PerMicroBatch((True, 1))
+    assert join_per_micro_batch((True, 1)) == PerMicroBatch((True, 1))
 
 
 def test_what_another_stage_sends_for_each_micro_batch_is_of_the_loop() -> None:

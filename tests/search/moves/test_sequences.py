@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from weft.search.moves.sequences import LazyMoves, StrategyMove, chained
+from weft.search.moves.sequences import LazyMoves, StrategyMove, chain_moves
 from weft.strategy.strategy import Strategy
 
 
@@ -22,7 +22,7 @@ def test_moves_are_made_when_they_are_asked_for() -> None:
         LazyMoves(count, partial(named, made, letter))
         for letter, count in zip("abc", (2, 0, 3), strict=True)
     ]
-    moves = chained((*parts, (StrategyMove("last", lambda strategy: strategy),)))
+    moves = chain_moves((*parts, (StrategyMove("last", lambda strategy: strategy),)))
     assert len(moves) == 6
     assert not made
     assert moves[3].name == "c1"
@@ -32,4 +32,4 @@ def test_moves_are_made_when_they_are_asked_for() -> None:
     assert moves[-1].on(Strategy()) == Strategy()
     with pytest.raises(IndexError):
         moves[6]
-    assert not len(chained(()))
+    assert not len(chain_moves(()))

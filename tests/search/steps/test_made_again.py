@@ -16,7 +16,7 @@ from weft.layout import Placement
 from weft.planning.machine import machine_of
 from weft.planning.plans import plan_stored
 from weft.planning.stored_step import StoredStep
-from weft.search.steps.facts import made_again
+from weft.search.steps.facts import recomputed_values
 from weft.search.steps.repeated import repeated_blocks
 
 
@@ -60,7 +60,7 @@ def calls(step: StoredStep, *recompute: str) -> tuple[Counter[str], Counter[str]
     )
     blocks = repeated_blocks(step.modules)
     assert blocks is not None
-    again, every = made_again(compiled.graph, blocks), compiled.graph.of_kind(Call)
+    again, every = recomputed_values(compiled.graph, blocks), compiled.graph.of_kind(Call)
     forward = [each for each in every if each.phase.kind == "forward"]
     repeated = Counter(each.op for each in forward if any(v.name in again for v in each.makes))
     return Counter(each.op for each in every if each.op != "weft.after"), repeated

@@ -140,7 +140,7 @@ def _place(generator: StepGenerator) -> str:
 
 
 @contextmanager
-def replaced(
+def redirect_calls(
     *functions: tuple[Any, str, Callable[[Callable[..., Any]], Any]],
 ) -> Iterator[set[int]]:
     """Within the context, calls in this thread go to replacements; other threads call the original functions.

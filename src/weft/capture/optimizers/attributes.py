@@ -60,19 +60,19 @@ def give_attributes(parameter: torch.Tensor, attributes: Mapping[str, Any]) -> N
         own.update(attributes)
 
 
-def owned(value: Any, tensors: bool = False) -> Any:
+def unshared_copy(value: Any, tensors: bool = False) -> Any:
     """A value that shares no container with the given one, nor tensors if these are named; all else is the same."""
     match value:
         case dict():
             by_key = copy.copy(value)
-            by_key.update({key: owned(x, tensors) for key, x in value.items()})
+            by_key.update({key: unshared_copy(x, tensors) for key, x in value.items()})
             return by_key
         case set():
             return copy.copy(value)
         case list() | deque():
             items = copy.copy(value)
             items.clear()
-            items.extend(owned(x, tensors) for x in value)
+            items.extend(unshared_copy(x, tensors) for x in value)
             return items
         case torch.Tensor() if tensors:
             return value.detach().clone()
@@ -80,14 +80,16 @@ def owned(value: Any, tensors: bool = False) -> Any:
 
 
 def options_of(group: Mapping[str, Any], tensors: bool = False) -> dict[str, Any]:
-    """The options of a parameter group for a copy of an optimizer, which may write to them (see `owned`)."""
-    return {name: owned(value, tensors) for name, value in group.items() if name != "params"}
+    """The options of a parameter group for a copy of an optimizer, which may write to them (see `unshared_copy`)."""
+    return {
+        name: unshared_copy(value, tensors) for name, value in group.items() if name != "params"
+    }
 
 
 def attributes_for_copy(optimizer: object, tensors: bool = False) -> dict[str, Any]:
-    """The attributes of the user's optimizer, but for parameters, states and hooks, for a copy of it (see `owned`)."""
+    """The attributes of the user's optimizer for a copy, without parameters, states and hooks (see `unshared_copy`)."""
     return {
-        name: owned(value, tensors)
+        name: unshared_copy(value, tensors)
         for name, value in vars(optimizer).items()
         if name not in _OWN and not name.endswith("_hooks")
     }
@@ -204,7 +206,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         if key not in ("param_groups", "state", "defaults")
     }
     for name, part in ((name, part) for name, value in held.items() for part in _parts(value)):
-        kind = _held(optimizer, part, ids)
+        kind = _shared_attribute(optimizer, part, ids)
         if kind:
             raise CaptureError(
                 f"the optimizer {type(optimizer).__name__} cannot be captured: it holds {kind} in its attribute "
@@ -224,7 +226,7 @@ def of_no_parameter(optimizer: object, key: object) -> CaptureError:
     )
 
 
-def _held(optimizer: object, part: Any, ids: Collection[int]) -> str:
+def _shared_attribute(optimizer: object, part: Any, ids: Collection[int]) -> str:
     """The name of what an optimizer holds that copies of it with other parameters cannot use; "" if they can."""
     owner = part.__self__ if isinstance(part, MethodType) else part
     if owner is optimizer:  # schedulers put a step of their own on it

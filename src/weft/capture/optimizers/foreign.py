@@ -16,7 +16,7 @@ from typing import Any, final
 
 import torch
 
-from weft.capture.optimizers.attributes import attributes_for_copy, options_of, owned
+from weft.capture.optimizers.attributes import attributes_for_copy, options_of, unshared_copy
 from weft.capture.optimizers.trials import (
     TRIAL_STEPS,
     TrialCopies,
@@ -54,7 +54,7 @@ def check_repeats(copies: TrialCopies, name: str, dims: int) -> None:
         CaptureError: when a second run differs, as with random numbers.
     """
     try:
-        same = _alike(_trained(copies, dims), _trained(copies, dims))
+        same = _alike(_parameter_after_steps(copies, dims), _parameter_after_steps(copies, dims))
     except Exception:
         return  # it does not take such small tensors; the trial on the true shape says what is wrong
     if not same:
@@ -84,9 +84,9 @@ def check_foreign(copies: TrialCopies, name: str, dims: int, counters: Collectio
         groups[(copies.group + 1) % count].append(1)
         places.append((copies.group, groups))
     try:
-        kept = _kept(copies, dims, counters)
-        alone = _trained(copies, dims)
-        apart = all(_alike(alone, _trained(copies, dims, *place)) for place in places)
+        kept = _leftover_name(copies, dims, counters)
+        alone = _parameter_after_steps(copies, dims)
+        apart = all(_alike(alone, _parameter_after_steps(copies, dims, *place)) for place in places)
     except Exception:
         return  # as in `check_repeats`
     if kept:
@@ -113,7 +113,7 @@ def _refused(optimizer: object, name: str, why: str) -> CaptureError:
     )
 
 
-def _trained(
+def _parameter_after_steps(
     copies: TrialCopies,
     dims: int,
     index: int = 0,
@@ -137,13 +137,13 @@ def _trained(
     return _after(optimizer, both[: sum(map(len, groups))], scale=scale)
 
 
-def _kept(copies: TrialCopies, dims: int, counters: Collection[str]) -> str:
+def _leftover_name(copies: TrialCopies, dims: int, counters: Collection[str]) -> str:
     """The name of what the steps leave in the optimizer for later ones; "" if they depend on nothing of it."""
     own = small_parameter(dims, 0.0)
     optimizer = copies([own])
-    first = _left(optimizer)
+    first = _written_attributes(optimizer)
     going_on = _after(optimizer, [own])
-    now = _left(optimizer)
+    now = _written_attributes(optimizer)
     changed = [
         key
         for key, value in now.items()
@@ -164,7 +164,7 @@ def _kept(copies: TrialCopies, dims: int, counters: Collection[str]) -> str:
     return "" if not written and _alike(going_on, again) else (written or changed)[0]
 
 
-def _left(optimizer: Any) -> dict[str, Any]:
+def _written_attributes(optimizer: Any) -> dict[str, Any]:
     """The parts of an optimizer of one group that its steps may have written to, beside states, to compare."""
     (group,) = optimizer.param_groups
     attributes = attributes_for_copy(optimizer).items()
@@ -222,13 +222,13 @@ def _put_back(
         if f"self.{name}" not in but:
             delattr(optimizer, name)
     kept = {name: x for name, x in attributes.items() if f"self.{name}" not in but}
-    vars(optimizer).update({name: owned(value) for name, value in kept.items()})
+    vars(optimizer).update({name: unshared_copy(value) for name, value in kept.items()})
     for group, options in zip(optimizer.param_groups, groups, strict=True):
         for name in group.keys() - options.keys() - {"params"}:
             if f"group[{name!r}]" not in but:
                 del group[name]
         kept = {name: x for name, x in options.items() if f"group[{name!r}]" not in but}
-        group.update({name: owned(value) for name, value in kept.items()})
+        group.update({name: unshared_copy(value) for name, value in kept.items()})
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -238,7 +238,9 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 def check_apart(copies: TrialCopies, name: str, dims: int) -> None:
     """Check, on small tensors with values, that the gradient of one parameter changes no other one."""
     try:
-        small, large = (_trained(copies, dims, 0, [[0, 1]], scale) for scale in (1.0, 30.0))
+        small, large = (
+            _parameter_after_steps(copies, dims, 0, [[0, 1]], scale) for scale in (1.0, 30.0)
+        )
     except Exception:
         return  # it does not take such small tensors; the trial on the true shape says what is wrong
     # Options that are not numbers make such updates.

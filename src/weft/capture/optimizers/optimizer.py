@@ -132,13 +132,13 @@ def update_rules(
                 tried[kind] = _with_memory(rule, copies, parameter, dtype, device_type)
             dims = (group, parameter.dim(), marks)
             if dims not in cut:
-                cut[dims] = _checked(copies, name, parameter.dim())
+                cut[dims] = _check_own_parameter_only(copies, name, parameter.dim())
             elementwise = tried[kind].elementwise and cut[dims]
             rules[name] = replace(tried[kind], elementwise=elementwise)
     return rules
 
 
-def _checked(copies: TrialCopies, name: str, dims: int) -> bool:
+def _check_own_parameter_only(copies: TrialCopies, name: str, dims: int) -> bool:
     """Check that an update looks at its own parameter alone; whether it updates parts as it does the whole."""
     foreign = is_foreign(copies.optimizer)
     if foreign:
@@ -220,10 +220,10 @@ def _with_memory(
         case "fused":
             sizes = (0, 0, own)
         case "lists":
-            sizes = (0, 0, own + _taken(*taken, lists=True))
+            sizes = (0, 0, own + _extra_bytes(*taken, lists=True))
         case "loop":
-            alone = _taken(*taken)
-            sizes = (alone, _taken(*taken, count=2) - alone, own)
+            alone = _extra_bytes(*taken)
+            sizes = (alone, _extra_bytes(*taken, count=2) - alone, own)
     return replace(rule, takes=UpdateBytes(*(-(-size // elements) for size in sizes)))
 
 
@@ -276,7 +276,7 @@ def _stepped(
     return tuple(states.values()), bool(observer.mixing)
 
 
-def _taken(
+def _extra_bytes(
     copies: TrialCopies,
     shape: Sequence[int],
     dtype: torch.dtype,

@@ -89,7 +89,7 @@ def _check_at(frame: FrameType | None) -> Check | None:
     if frame is None or sys.version_info < (3, 11):
         return None
     code = frame.f_code
-    place = _tested(code, frame.f_lasti)
+    place = _tested_expression(code, frame.f_lasti)
     source = "".join(linecache.getlines(code.co_filename, frame.f_globals))
     found = _checks(source).get(place) if place else None
     if found is None:
@@ -104,7 +104,7 @@ def _check_at(frame: FrameType | None) -> Check | None:
     return Check(outcome, text)
 
 
-def _tested(code: CodeType, at: int) -> _Place | None:
+def _tested_expression(code: CodeType, at: int) -> _Place | None:
     """The place of the expression whose truth the instruction `at` tests: what the one before it computes."""
     before = None
     for step in dis.get_instructions(code):
@@ -192,7 +192,7 @@ def _may_be_caught(frame: FrameType, statement: ast.stmt) -> bool:
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_filename != _CAPTURE:
         if not caller.f_code.co_filename.startswith(_BETWEEN):
-            around = _around(caller)
+            around = _enclosing_statements(caller)
             if around is None or (ends_loop and caller.f_code.co_name == "__getitem__"):
                 return True
             if any(_stops(each, block, caller) for each, block in around):
@@ -201,7 +201,7 @@ def _may_be_caught(frame: FrameType, statement: ast.stmt) -> bool:
     return False
 
 
-def _around(frame: FrameType) -> list[tuple[ast.AST, str]] | None:
+def _enclosing_statements(frame: FrameType) -> list[tuple[ast.AST, str]] | None:
     """The statements of its function around the line of a frame, innermost first, each with the block.
 
     None if the function handles exceptions and has no source.

@@ -136,7 +136,7 @@ def kept_results(entries: Iterable[Guard]) -> list[Guard]:
         text = f"the result of {getattr(plain_function(memo), '__qualname__', memo)} in its cache"
         for arguments in islice(_calls_of(memo), _MANY):
             if not any(stands_in(each) for each in (*arguments[0], *arguments[1].values())):
-                result = question_guard(None, partial(_called, memo, arguments), text)
+                result = question_guard(None, partial(_plain_result, memo, arguments), text)
                 if result.value.number is not MISSING:
                     found.append(result)
     return found
@@ -166,7 +166,7 @@ def _calls_of(memo: _Memo) -> Iterator[_Arguments]:
         yield key[:at], dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
-def _called(function: Callable[..., Any], arguments: _Arguments) -> BitwiseEqual:
+def _plain_result(function: Callable[..., Any], arguments: _Arguments) -> BitwiseEqual:
     """The plain result of a call now, as the step would have it; `MISSING` where it cannot be had."""
     try:
         value = function(*arguments[0], **arguments[1])

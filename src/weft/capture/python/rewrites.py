@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import batchnorm, transformer
 from torch.overrides import TorchFunctionMode
 
-from weft.capture.fx.generators import replaced
+from weft.capture.fx.generators import redirect_calls
 from weft.capture.fx.private import Refusal, copy_noted, is_fake, stands_for
 from weft.capture.python import unbacked
 
@@ -296,7 +296,7 @@ def functions_replaced() -> Iterator[None]:
         return is_causal is True
 
     with (
-        replaced(
+        redirect_calls(
             (record_function, "__enter__", lambda _: lambda label: label),
             (record_function, "__exit__", leaving),
             (transformer, "_detect_is_causal_mask", lambda _: hinted),

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from weft.capture.fx.generators import replaced, state_of
+from weft.capture.fx.generators import redirect_calls, state_of
 from weft.capture.fx.private import Refusal
 from weft.capture.python_guards import Guard, QueriedValue, question_guard
 from weft.errors import CaptureError
@@ -115,7 +115,9 @@ def randomness_refused() -> Iterator[None]:
     # The user's own code that gives no seed, which is the second argument.
     by_chance = refused(lambda file, args: users_file(file) and args[1:2] in ((), (None,)))
     places = [(*x, seeding) for x in _SEEDS], [(*x, by_chance) for x in _CHANCE]
-    with replaced(*places[0], *places[1]) as others:  # which load batches, by the same generators
+    with redirect_calls(
+        *places[0], *places[1]
+    ) as others:  # which load batches, by the same generators
         yield
     if _random_states() != states and not others:
         raise CaptureError(f"the step {_DRAWN}")

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._C import TensorBase
 from torch.utils._python_dispatch import _disable_current_modes
 
-from weft.capture.fx.generators import replaced
+from weft.capture.fx.generators import redirect_calls
 from weft.capture.fx.private import Refusal, is_fake
 from weft.capture.optimizer_groups import Optimizers
 from weft.capture.python.unbacked import refuse_value
@@ -94,7 +94,7 @@ def reads_noted(
         _gradient("sets", _Grad.__delete__, names),
     )
     with (
-        replaced(
+        redirect_calls(
             (torch.optim.Optimizer, "__getattribute__", _without_state),
             (torch.nn.Module, "_apply", lambda _: _check_unmoved),
             *((Tensor, x, partial(values, x)) for x in (*_MEMORY, *_ADDRESSES, *_NUMBERS)),
@@ -114,7 +114,7 @@ class _ReadsOfTensors:
     def values(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             seen = name in _NUMBERS and not _excluded(_PYTHON)
-            # `sys._getframe(2)` is the caller, after what `replaced` has put there.
+            # `sys._getframe(2)` is the caller, after what `redirect_calls` has put there.
             library = name in _ADDRESSES and in_library(sys._getframe(2).f_code.co_filename)
             if library or seen:
                 return plain(tensor, *args, **kwargs)

@@ -107,7 +107,7 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
     used = {use for node in readers for use in node.uses}
     kept = [x for x in inputs if x.role != "constant" or x.value.name in used]
     kept.sort(key=lambda x: ROLES.index(x.role))
-    return LogicalGraph(name, (*kept, *_numbered(calls), *updates, *outputs))
+    return LogicalGraph(name, (*kept, *_with_op_numbers(calls), *updates, *outputs))
 
 
 @final
@@ -387,7 +387,7 @@ def _needed(calls: Sequence[Call], roots: Sequence[Node]) -> list[Call]:
     return kept[::-1]
 
 
-def _numbered(calls: Sequence[Call]) -> list[Call]:
+def _with_op_numbers(calls: Sequence[Call]) -> list[Call]:
     """The calls with random ops numbered, so that each draws numbers of its own, and pairs of forward and backward.
 
     Autograd's own numbers advance through all that a process does, and differ between ranks; these count from 0.

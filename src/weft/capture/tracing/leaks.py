@@ -208,8 +208,8 @@ class LeakedTensor:
             if type(holder) is _lru_cache_wrapper:
                 holder.cache_clear()
             elif of_class and holder is self.chain[-2:][0]:
-                _removed(owner, inner)  # the dict of a class is not to be written
-            elif not _removed(holder, inner):
+                _remove_from_holder(owner, inner)  # the dict of a class is not to be written
+            elif not _remove_from_holder(holder, inner):
                 inner = holder
                 continue
             # In the attributes of an owner something else may have been before.
@@ -253,7 +253,7 @@ def _called(owner: Any) -> str:
     return owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__name__
 
 
-def _removed(holder: Any, inner: Any) -> bool:
+def _remove_from_holder(holder: Any, inner: Any) -> bool:
     """Take `inner` out of what holds it, where that can be changed."""
     if isinstance(holder, dict):
         for key in [key for key, value in holder.items() if value is inner]:

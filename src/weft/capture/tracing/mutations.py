@@ -82,8 +82,8 @@ class MutableState:
         named = [*self._bound, *(each.value for each in self._variables), *functions]
         self._owners = [(owner, dict(vars(owner))) for owner in _owners(named)]
         self._modules = list(model.named_modules())
-        self._own = _reached([model])
-        self._others = _reached([value for _, value in self._places()])
+        self._own = _reachable_containers([model])
+        self._others = _reachable_containers([value for _, value in self._places()])
 
     def kept(self) -> dict[int, str]:
         """Tensors without data that are kept outside of the model: the names of their places, by id.
@@ -107,7 +107,7 @@ class MutableState:
                     if _may_hold(value) and name not in _PARTS
                 ]
         for text, value in places:
-            for each in (value, *(container for container, _ in _reached([value]))):
+            for each in (value, *(container for container, _ in _reachable_containers([value]))):
                 found.update({id(x): text for x in _fakes_in(each) if id(x) not in found})
         return found
 
@@ -244,7 +244,7 @@ def _owners(named: Sequence[Any]) -> list[Any]:
     return list(found.values())
 
 
-def _reached(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:
+def _reachable_containers(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:
     """Every container below `roots` that a step may write to, attributes as dicts, each once and with a copy of it."""
     found: dict[int, _Container] = {}
     waiting = [(each, _DEPTH) for each in roots if _may_hold(each)]

@@ -39,7 +39,7 @@ Run: TypeAlias = "Callable[[StepCall, Any, bool], torch.fx.GraphModule | None]"
 Found: TypeAlias = "tuple[torch.fx.GraphModule, StepCall, Any]"
 
 
-def traced(run: Run, begin: Begin) -> Found | None:
+def trace_run(run: Run, begin: Begin) -> Found | None:
     """The trace of a step, with the step and its inputs; None if `run` finds none. The writes of the step are
     undone.
 

@@ -29,7 +29,7 @@ from weft.capture.python.caches import take_caches
 from weft.capture.python.symbolic import SymbolicNumber, SymbolicNumbers
 from weft.capture.python_guards import Guard, PythonGuards
 from weft.capture.tracing.leaks import FakeTensorLeaks
-from weft.capture.tracing.runs import Found, traced, with_numbers
+from weft.capture.tracing.runs import Found, trace_run, with_numbers
 from weft.capture.tracing.step_call import Casts, LossFunction, ModelTensors, StepCall
 from weft.errors import WeftError
 
@@ -132,7 +132,7 @@ def trace_step(
         except Exception as error:
             raise refuse(error, step.failed_at) from error
 
-    found = (traced(alike, begin) if like else None) or traced(wholly, begin)
+    found = (trace_run(alike, begin) if like else None) or trace_run(wholly, begin)
     assert found is not None  # `_trace` raises
     leaves = list(found[1].constants())
     containers = [each for each in leaves if isinstance(each.value, list | tuple | dict)]

@@ -137,7 +137,7 @@ class _DimWalk:
 
     def _parted(self, node: Call, call: OpCall, dim: int, joins: bool) -> tuple[Piece, ...]:
         """The pieces where a view has the parts one after the other, and they are taken one by one."""
-        parts = parted(call, dim, joins)
+        parts = parts_dim(call, dim, joins)
         if parts is None:
             return ()
         name = node.operands[0] if joins else node.makes[0].name
@@ -224,7 +224,7 @@ def pieces_of(call: OpCall, dim: int, joins: bool) -> tuple[Piece, ...]:
     return ()
 
 
-def parted(call: OpCall, dim: int, joins: bool) -> int | None:
+def parts_dim(call: OpCall, dim: int, joins: bool) -> int | None:
     """The dimension of the parts where a view cuts `dim` of its operand, or joins that of its result.
 
     A view of [..., 3·n, ...] as [..., 3, n, ...], in which sizes may be merged or cut further, has the
@@ -256,7 +256,7 @@ def in_blocks(call: OpCall, shares: Shares) -> InBlocks:
     """The calls that do within each block the work of a call on the whole dimension.
 
     Args:
-        call: one of those for which there are pieces, or `parted` says where the parts are.
+        call: one of those for which there are pieces, or `parts_dim` says where the parts are.
         shares: with the dimension's number in what is cut, or in what is made.
     """
     if call.op in VIEWS:

@@ -18,8 +18,8 @@ from typing import final
 from weft.boxing import steps
 from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints, check_hints
-from weft.compiler.layouts.coordinate_descent import descend, settle
-from weft.compiler.layouts.intent import as_whole, storage
+from weft.compiler.layouts.coordinate_descent import choose_again, descend
+from weft.compiler.layouts.intent import as_if_unsharded, storage
 from weft.compiler.layouts.options import Known, LayoutChoice
 from weft.compiler.layouts.problem import Problem, build
 from weft.hardware import CostModel
@@ -155,13 +155,13 @@ def deduce(
     """
     check_hints(graph, hints, placement)
     known = known or Known(placement.shape, cost_model)
-    problem = build(*as_whole(graph, hints), placement)
+    problem = build(*as_if_unsharded(graph, hints), placement)
     choice = descend(problem, known)
     if hints.stored:
         problem = build(graph, hints, placement)
         axes = sorted(set(hints.stored.values()))
         free = {axis: problem.of(storage(graph, hints.stored, axis)) for axis in axes}
-        choice = settle(problem, known, choice, free)
+        choice = choose_again(problem, known, choice, free)
     return _assignment(graph, placement, problem, choice)
 
 

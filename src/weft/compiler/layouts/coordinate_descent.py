@@ -59,7 +59,7 @@ def descend(problem: Problem, known: Known) -> LayoutChoice:
     return known.solved[key]
 
 
-def settle(
+def choose_again(
     problem: Problem,
     known: Known,
     choice: LayoutChoice,
@@ -111,7 +111,7 @@ def solve(
     chosen = choice.signatures
     options = options_of(problem, known, axes, chosen, free)
     unary, edges = costs_of(problem, known, axes, options, free)
-    unary, pairwise, never = joined(unary, edges)
+    unary, pairwise, never = joined_tables(unary, edges)
     pairs = list(zip(options, chosen, strict=True))
     stays = all(every in one.signatures for one, every in pairs)
     as_it_is = [one.signatures.index(every) for one, every in pairs] if stays else None
@@ -195,7 +195,7 @@ def costs_of(
     return [each.costs for each in options], edges
 
 
-def joined(
+def joined_tables(
     unary: list[Table], edges: Sequence[tuple[ReadEdge, ReadCosts]]
 ) -> tuple[list[Table], dict[tuple[int, int], Table], float]:
     """The tables of variables and of pairs, and the charge for forbidden choices: more than everything else together.

@@ -90,7 +90,7 @@ class _Pruning:
                     part = table[np.ix_(mine, self.left[other])]
                     self.worst[known] = (part[:, None, :] - part[None, :, :]).max(axis=2)
                 dearer = dearer + self.worst[known]
-            kept = self.kept[key] = _undominated(dearer)
+            kept = self.kept[key] = _undominated_choices(dearer)
         if len(kept) == len(mine):
             return False
         self.left[variable] = mine[kept]
@@ -98,7 +98,7 @@ class _Pruning:
         return True
 
 
-def _undominated(dearer: Table) -> list[int]:
+def _undominated_choices(dearer: Table) -> list[int]:
     """The choices that stay, where `dearer[b, a]` says how much more b costs than a in the worst case.
 
     Among choices that are always equal the first stays.

@@ -172,7 +172,7 @@ def measures(node: Node) -> bool:
     return isinstance(node, Call) and node.op in ("weft.square_sum", "weft.nonfinite")
 
 
-def as_whole(graph: LogicalGraph, hints: Hints) -> tuple[LogicalGraph, Hints]:
+def as_if_unsharded(graph: LogicalGraph, hints: Hints) -> tuple[LogicalGraph, Hints]:
     """The graph and its hints as if no parameter were sharded.
 
     Takes of a shard become takes of the whole, and what makes gradients shards leaves their layout

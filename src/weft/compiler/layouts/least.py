@@ -17,7 +17,7 @@ from weft.cached import cached_property
 from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.boxing_costs import Table
-from weft.compiler.layouts.coordinate_descent import costs_of, form_of, joined, options_of
+from weft.compiler.layouts.coordinate_descent import costs_of, form_of, joined_tables, options_of
 from weft.compiler.layouts.options import Known, PerAxis, SignatureOptions, start
 from weft.compiler.layouts.problem import FreeVariable, Problem, SharedBoxing, build
 from weft.compiler.layouts.solver import Solution, minimize, total
@@ -87,18 +87,18 @@ class LeastSums:
         """
         if sum(parts > 1 for parts in self.grid) > MOST_AXES:
             return None
-        problem = freed(graph, hints, placement, held)
+        problem = free_problem(graph, hints, placement, held)
         axes = tuple(range(len(self.grid)))
         whole = [start(variable, len(axes)) for variable in problem.variables]
         options = options_of(problem, self._known, axes, whole)
         try:
-            known = standing(problem, graph, assignment, options)
+            known = chosen_options(problem, graph, assignment, options)
         except NoOption:
             return None
         key = form_of(problem), tuple(known.items())
         if key not in self._solved:
             unary, edges = costs_of(problem, self._known, axes, options)
-            unary, pairwise, never = joined(unary, edges)
+            unary, pairwise, never = joined_tables(unary, edges)
             here = complete_greedily(known, unary, pairwise)
             found = minimize(unary, pairwise, starts=[here])
             self._solved[key] = here, total(here, unary, pairwise), found, never
@@ -130,7 +130,7 @@ def _named(
     return found
 
 
-def freed(
+def free_problem(
     graph: LogicalGraph, hints: Hints, placement: Placement, held: Collection[str] = ()
 ) -> Problem:
     """The problem of a stage whose layouts are free.
@@ -184,7 +184,7 @@ class NoOption(Exception):
     """A layout that stands is none of the options."""
 
 
-def standing(
+def chosen_options(
     problem: Problem,
     graph: LogicalGraph,
     assignment: Assignment,

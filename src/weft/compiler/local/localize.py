@@ -13,7 +13,7 @@ from typing import Any, final
 from weft.boxing import steps
 from weft.boxing.box_steps import step_groups, step_node
 from weft.cached import cached_property
-from weft.compiler.microbatch.facts import joined
+from weft.compiler.microbatch.facts import join_per_micro_batch
 from weft.compiler.pass_cache import PassCache
 from weft.compiler.signatures import axis_signatures, graph_halos, halos, tensor_steps
 from weft.errors import InternalError
@@ -338,8 +338,8 @@ def localized_call(graph: LogicalGraph, node: Call, rank: int) -> OpCall:
     if not node.varyings:
         return _at_micro_batch(graph, node, rank, 0)
     every = [_at_micro_batch(graph, node, rank, micro) for micro in range(graph.micro_batches)]
-    args = joined(tuple(call.args for call in every))
-    kwargs = joined(tuple(call.kwargs for call in every))
+    args = join_per_micro_batch(tuple(call.args for call in every))
+    kwargs = join_per_micro_batch(tuple(call.kwargs for call in every))
     return replace(every[0], args=args, kwargs=kwargs)
 
 

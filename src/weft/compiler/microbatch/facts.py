@@ -221,7 +221,7 @@ def sum_of_leaf(
     return current, tuple(reversed(calls))
 
 
-def joined(parts: tuple[Any, ...]) -> Any:
+def join_per_micro_batch(parts: tuple[Any, ...]) -> Any:
     """One argument tree from those of all micro-batches: `PerMicroBatch` where leaves differ.
 
     All parts must have the same tuples in them.
@@ -229,7 +229,7 @@ def joined(parts: tuple[Any, ...]) -> Any:
     if all(part == parts[0] and type(part) is type(parts[0]) for part in parts):
         return parts[0]
     if all(isinstance(part, tuple) and len(part) == len(parts[0]) for part in parts):
-        return tuple(joined(leaves) for leaves in zip(*parts, strict=True))
+        return tuple(join_per_micro_batch(leaves) for leaves in zip(*parts, strict=True))
     return PerMicroBatch(parts)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import TypeAlias, final
 
-from weft.compiler.microbatch.facts import joined
+from weft.compiler.microbatch.facts import join_per_micro_batch
 from weft.errors import InternalError
 from weft.ir.arguments import applied
 from weft.ir.logical import Call, Value
@@ -117,7 +117,7 @@ def ways(call: OpCall, sources: Sequence[Source], parts: int) -> Iterator[Way]:
                     yield Way(signature, outer)
 
 
-def reshaped(
+def form_of_view(
     form: Form, source: tuple[int, ...], target: tuple[int, ...], parts: int
 ) -> Split | Strided | None:
     """The form of a view with the shape `target` of a value of shape `source`, both whole.
@@ -136,7 +136,7 @@ def reshaped(
     return None
 
 
-def cheapest(candidates: Iterable[Way], sources: Sequence[Source], batch: int) -> Way:
+def cheapest_signature(candidates: Iterable[Way], sources: Sequence[Source], batch: int) -> Way:
     """The signature along micro-batches that fits the operands best; the first among equals.
 
     Args:
@@ -191,8 +191,8 @@ def of_parts(node: Call, signature: Signature, parts: int) -> OpCall:
             f"{node.op} at {node.location}: its micro-batches are not calls of one op with results "
             "of one shape"
         )
-    args = joined(tuple(one.args for one in every))
-    kwargs = joined(tuple(one.kwargs for one in every))
+    args = join_per_micro_batch(tuple(one.args for one in every))
+    kwargs = join_per_micro_batch(tuple(one.kwargs for one in every))
     return replace(first, args=args, kwargs=kwargs)
 
 

@@ -25,11 +25,11 @@ from weft.compiler.microbatch.forms import (
     Source,
     Strided,
     Way,
-    cheapest,
+    cheapest_signature,
+    form_of_view,
     micro_call,
     of_parts,
     reading,
-    reshaped,
     ways,
 )
 from weft.compiler.microbatch.values import SELECT, Values
@@ -127,7 +127,7 @@ def _call(values: Values, node: Call, chosen: _Chosen) -> None:
         every = ways(call, sources, values.micro_batches)
         # A check comes once a step, of the whole result, before updates that follow all micro-batches.
         once = node.op == "weft.required"
-        way = next(every) if once else cheapest(every, sources, values.facts.batch)
+        way = next(every) if once else cheapest_signature(every, sources, values.facts.batch)
         found = way, of_parts(node, way.signature, values.micro_batches)
         chosen[call, sources] = found
     way, each = found
@@ -144,7 +144,7 @@ def _reads(values: Values, node: Call, way: Way) -> list[Value]:
 def _viewed(values: Values, node: Call, form: Form | None) -> bool:
     """Add a view of a value that is split, where its parts can be viewed alike; whether they can."""
     old, source = only_result(node), values.graph.values[node.operands[0]].shape
-    found = reshaped(form, source, old.shape, values.micro_batches) if form else None
+    found = form_of_view(form, source, old.shape, values.micro_batches) if form else None
     if form is None or found is None:
         return False
     made = replace(old, shape=values.shape(old, found))

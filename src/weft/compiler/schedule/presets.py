@@ -172,7 +172,7 @@ def with_priorities(actors: Sequence[Actor], preset: Preset) -> tuple[Actor, ...
             early |= {id for id in ids if id < actor.id and actors[id].acts == 1}
     last = 1 + 3 * preset.stages
     alone = preset.around == preset.stages > 1
-    begun = _begun(actors) if alone else frozenset()
+    begun = _continuing_forwards(actors) if alone else frozenset()
 
     def priority(actor: Compute | Communicate) -> int:
         if actor.acts > 1 or preset.micro_batches == 1:
@@ -187,7 +187,7 @@ def with_priorities(actors: Sequence[Actor], preset: Preset) -> tuple[Actor, ...
     )
 
 
-def _begun(actors: Sequence[Actor]) -> frozenset[int]:
+def _continuing_forwards(actors: Sequence[Actor]) -> frozenset[int]:
     """The actors of a forward that continue with what others of it made of the values that it waits for.
 
     These are what the stage before sends, and in the first stage the batch.

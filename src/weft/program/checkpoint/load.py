@@ -16,7 +16,7 @@ from torch import nn
 from weft.capture.optimizer_groups import Optimizers
 from weft.capture.optimizers.attributes import is_foreign
 from weft.errors import DamagedCheckpoint, UserError, wrong
-from weft.program.agreement import run_on_all, shared
+from weft.program.agreement import gather_beside, run_on_all
 from weft.program.checkpoint.extras import read_extra
 from weft.program.checkpoint.files import Reading, check_extents
 from weft.program.checkpoint.manifest import Manifest, Stored, checkpoint_path, read_manifest
@@ -156,7 +156,7 @@ def load(
             found = Manifest(path, {n: x for n, x in tensors.items() if n.startswith(kinds)})
         return found, str(zlib.crc32(found.to_text().encode()))
 
-    manifest, sums = shared(world, "the checkpoint", find)
+    manifest, sums = gather_beside(world, "the checkpoint", find)
     if len(set(sums)) > 1:
         raise UserError(
             f"the processes see different checkpoints at {path}; give a path on a file system that all share"

@@ -141,13 +141,13 @@ def _numbers(dataset: Any, sampler: Iterable[int]) -> list[int]:
 @contextmanager
 def drawn_by(seed: int) -> Iterator[None]:
     """All generators of Python, numpy and torch on the CPU begin at a seed, and continue afterwards where they were."""
-    with generators_kept():
+    with preserve_generators():
         draw_by(seed)
         yield
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
+def preserve_generators() -> Iterator[None]:
     """All generators of Python, numpy and torch on the CPU continue afterwards where they were.
 
     Takes ten times as long as `draw_by`: what is drawn by many seeds in turn has one around all.

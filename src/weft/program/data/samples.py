@@ -31,7 +31,7 @@ from weft.errors import UserError
 from weft.files import users_file
 from weft.program.agreement import differences
 from weft.program.checksums import array_checksum, batch_checksums
-from weft.program.data.order import draw_by, generators_kept, mixed
+from weft.program.data.order import draw_by, mixed, preserve_generators
 from weft.runtime.world.launch import ending_signals
 
 # For each sample, or batch of them, the checksum of every leaf; None for what is another one each time it is loaded.
@@ -43,7 +43,7 @@ def sums_of(samples: Any) -> dict[str, int | None]:
     return {key: _checksum(leaf) for key, leaf in flatten(samples, "it")[0]}
 
 
-def sums_of_stable(load: Callable[[], Any]) -> dict[str, int | None] | None:
+def stable_checksums(load: Callable[[], Any]) -> dict[str, int | None] | None:
     """The checksums of a sample that is loaded twice; None for leaves that differ, such as those with random numbers of
     another generator.
 
@@ -126,9 +126,9 @@ class Samples(Dataset[LoadedRows]):
         """The rows of some numbers in an epoch; and the checksums of samples that are to be compared."""
         epoch, numbers, compared = rows
         found = []
-        with generators_kept():
+        with preserve_generators():
             sums = {
-                f"sample {each}": sums_of_stable(partial(self._sample, epoch, each))
+                f"sample {each}": stable_checksums(partial(self._sample, epoch, each))
                 for each in compared
             }
             for number in numbers:
@@ -170,7 +170,7 @@ class Stream(IterableDataset[tuple[int, LoadedRows]]):
     def __iter__(self) -> Iterator[tuple[int, LoadedRows]]:
         source = self._drawn()
         for number in count():
-            with generators_kept():
+            with preserve_generators():
                 found = self._batch(source, number)
             if found is None:
                 if number < self._skipped:

@@ -24,7 +24,7 @@ from weft.program.setting import ProgramSetting
 from weft.runtime.memory.state import Variables, local_part
 from weft.tensor import GlobalTensor
 from weft.tensor.boxing import assemble
-from weft.tensor.dispatch.interleaved import in_order, in_shares, relaid, stored_in
+from weft.tensor.dispatch.interleaved import change_layout, in_order, in_shares, stored_in
 from weft.tensor.spec import Mesh, contiguous
 
 # The name under which a state_dict() has what a module gives by get_extra_state().
@@ -264,7 +264,7 @@ def laid_as(
     # A tensor in one process alone may be of an earlier local world, or of one stage of this job.
     if tensor.spec.mesh.in_process and not tensor.spec.mesh.same_job(mesh):
         return cut_value(whole_of(tensor), layout, mesh, shares)
-    spec, parts = relaid(tensor.spec, tensor.locals, layout, mesh, tensor.shares, shares)
+    spec, parts = change_layout(tensor.spec, tensor.locals, layout, mesh, tensor.shares, shares)
     moved: GlobalTensor = stored_in(GlobalTensor(spec, parts), shares)
     return moved
 

@@ -41,7 +41,7 @@ from weft.search.budget import Auto, Budget
 from weft.search.evaluator import Evaluator
 from weft.search.measures import Measures
 from weft.search.result import worth_running
-from weft.search.search import limited, search
+from weft.search.search import search, with_memory_limit
 from weft.search.why_not import split_parameters
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy
@@ -55,7 +55,7 @@ PlacedStrategy: TypeAlias = tuple[Strategy, Placement]
 AUTO = "auto"
 
 
-def asked_of(
+def split_strategy_argument(
     strategy: Strategy | Auto | str | None, batch: object
 ) -> tuple[Strategy | None, Auto | None]:
     """The strategy that `strategy=` fixes, and the search that it asks for.
@@ -85,7 +85,7 @@ def asked_of(
     return Strategy() if auto.fixed is None else auto.fixed, auto
 
 
-def chosen(
+def choose_strategy(
     world: World, step: Step, placement: Placement, auto: Auto, spare: int = 0
 ) -> list[PlacedStrategy]:
     """Search on the first rank; the best strategies and their placements, on all ranks. Every process must call it.
@@ -131,7 +131,7 @@ def chosen(
             moves=auto.moves,
             every_rank=True,
         )
-        own = limited(machine, auto.memory_limit)
+        own = with_memory_limit(machine, auto.memory_limit)
         evaluator, limit = Evaluator(stored, own, tuple(range(own.devices))), own.least_limit
 
         def fits(strategy: Strategy) -> bool:

@@ -259,7 +259,7 @@ class Variants:
                     "program has no variable for it. Close the program, weft.release(model), and compile again with an "
                     "optimizer that has it"
                 )
-        check_lying(compiled, lying_in(first), "this program's first plan", "compile again")
+        check_same_layouts(compiled, lying_in(first), "this program's first plan", "compile again")
         return planned
 
     def _build(self, planned: Planned) -> Variant:
@@ -290,7 +290,7 @@ def lying_in(compiled: Compiled, roles: Collection[Role] = VARIABLE_ROLES) -> Li
     return LiveShardings(found, compiled.stored, shares_of(compiled.graph))
 
 
-def check_lying(compiled: Compiled, given: LiveShardings, where: str, remedy: str) -> None:
+def check_same_layouts(compiled: Compiled, given: LiveShardings, where: str, remedy: str) -> None:
     """Raise UserError, naming the first variable that a plan lays otherwise than `where` did (`given`)."""
 
     def text(lying: LiveShardings, key: str) -> str:
@@ -344,7 +344,7 @@ class Planner:
         hints = with_lying(hints, held, graph)
         compiled = compile_graph(graph, hints, self.placement, ranks, options, homes, begin, like)
         where = "another program that is open"
-        check_lying(compiled, self.held, where, "close the other program")
+        check_same_layouts(compiled, self.held, where, "close the other program")
         return captured, compiled
 
     def variants(

@@ -2,5 +2,5 @@
 
 from weft.program.verification.check import Subject as Subject
 from weft.program.verification.check import check_values as check_values
-from weft.program.verification.check import verified as verified
+from weft.program.verification.check import verify_step as verify_step
 from weft.program.verification.compare import Verified as Verified

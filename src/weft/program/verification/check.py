@@ -50,7 +50,7 @@ _REPEATED = 8
 _WIDEST = {float: torch.float64, complex: torch.complex128}
 
 
-def verified(subject: Subject, batch: Any) -> Verified:
+def verify_step(subject: Subject, batch: Any) -> Verified:
     """Compare a step of the plan with a plain one; the program is afterwards as it was. Every process must call it.
 
     Where states begin in this step, the next one, which is the first to use them, is compared too.

@@ -43,7 +43,7 @@ def wholes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def plainly(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
+def ordinary_tensors(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
     """Within the context, parameters and buffers have other values, whole, and are ordinary tensors.
 
     They are the same objects: whoever holds them, a closure, a list or an optimizer, computes with the values, and a
@@ -199,7 +199,7 @@ class PlainStep:
         devices = {x.device.index or 0 for x in values.values() if x.device.type == "cuda"}
         with (
             mutations_undone(model, self.step.loss_fn, everything=True),
-            plainly(tensors, values),
+            ordinary_tensors(tensors, values),
             torch.random.fork_rng(devices=sorted(devices)),
             _as_written(),
             _statistics_apart(self.micro_batches),
@@ -331,7 +331,7 @@ class PlainUpdate:
             if key in own
         }
         with ExitStack() as tensors_replaced:
-            tensors_replaced.enter_context(plainly(own, values))
+            tensors_replaced.enter_context(ordinary_tensors(own, values))
             for each in self.optimizers:
                 tensors_replaced.enter_context(states_lent(each, states))
             for key, parameter in own.items():

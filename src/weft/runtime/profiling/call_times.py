@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from weft.hardware import default_device
-from weft.hardware.durations import call_text, lying, makers_of
+from weft.hardware.durations import call_text, makers_of, view_texts
 from weft.hardware.measured_costs import Sample, SizedSample
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import LocalCall, LocalProgram, LocalUpdate, LocalValue
@@ -323,7 +323,7 @@ class CallOfProgram:
         self.node = node
         self.views = tuple({id(view): view for view in _views(node, makers)}.values())
         self.values = values
-        self.lies = lying(node, makers, values)
+        self.lies = view_texts(node, makers, values)
         self.text = call_text(self.call, self.lies)
         self.looped = node.op in OVER_STEP
 

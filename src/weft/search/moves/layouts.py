@@ -19,9 +19,9 @@ from weft.layout import SBP, broadcast, split
 from weft.ops import Signature
 from weft.patterns import around, first_match
 from weft.planning.stored_step import StoredStep
-from weft.search.moves.sequences import LazyMoves, Several, StrategyMove, chained
+from weft.search.moves.sequences import LazyMoves, Several, StrategyMove, chain_moves
 from weft.search.steps.parts import ForwardCalls
-from weft.search.steps.repeated import Blocks, folded
+from weft.search.steps.repeated import Blocks, starred_path
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import SBPs
 from weft.units import Bytes
@@ -72,7 +72,7 @@ def groups_of(graph: LogicalGraph, blocks: Blocks | None) -> tuple[Group, ...]:
         module = call.location.module if call.location is not None else ""
         forward = call.phase.kind == "forward"
         place = places[module, forward] = places.get((module, forward), -1) + 1
-        key = call.op, folded(blocks, module), place, forward
+        key = call.op, starred_path(blocks, module), place, forward
         seen.setdefault(key, []).append(call)
     found = list[Group]()
     for own in seen.values():
@@ -86,7 +86,7 @@ def places_of(names: Iterable[str], blocks: Blocks | None) -> dict[str, list[str
     """The names of variables that each pattern stands for: the same place in every block."""
     found: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(folded(blocks, name), []).append(name)
+        found.setdefault(starred_path(blocks, name), []).append(name)
     return found
 
 
@@ -173,14 +173,16 @@ class LayoutMoves:
     def groupwise(self) -> Several:
         """Every signature of every group, and none."""
         none = StrategyMove("no signature fixed", partial(replace, signatures=self.base.signatures))
-        return chained(((none,), *(self._of_calls(each.name, each.calls) for each in self.groups)))
+        return chain_moves(
+            ((none,), *(self._of_calls(each.name, each.calls) for each in self.groups))
+        )
 
     @cached_property
     def single(self) -> Several:
         """Every signature of every single call of a group of several."""
         several = (group for group in self.groups if len(group.calls) > 1)
         calls = (call for group in several for call in group.calls)
-        return chained(self._of_calls(f"only {call}", (call,)) for call in calls)
+        return chain_moves(self._of_calls(f"only {call}", (call,)) for call in calls)
 
     def _of_calls(self, name: str, calls: tuple[str, ...]) -> Several:
         """The deduced signatures, then each that is legal, where there are several."""

@@ -17,7 +17,7 @@ from weft.compiler.stages.stages import stage_placements
 from weft.ir.logical import Input, LogicalGraph
 from weft.search.measures import key_of
 from weft.search.moves.layouts import LayoutMoves, places_of
-from weft.search.moves.sequences import Several, StrategyMove, chained
+from weft.search.moves.sequences import Several, StrategyMove, chain_moves
 from weft.search.moves.stages import StageMoves
 from weft.search.space import divisors, with_fitting_in_flight
 from weft.search.state import SearchState
@@ -171,7 +171,7 @@ class Neighbours:
         laid = [each for pair in pairs for each in pair if each is not None]
         # If something is sharded, it may be more than there is need for.
         begin = (*zero, *laid, *rest) if strategy.zero else (*laid, *rest, *zero)
-        return chained(((*begin, *stages), groupwise, last, single))
+        return chain_moves(((*begin, *stages), groupwise, last, single))
 
     def cuts(self, strategy: Strategy) -> Iterator[StrategyMove]:
         """The moves that cut a strategy without stages into stages: by placements and runs, time, borders."""

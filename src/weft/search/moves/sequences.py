@@ -48,7 +48,7 @@ class LazyMoves:
 Several: TypeAlias = Sequence[StrategyMove] | LazyMoves
 
 
-def chained(parts: Iterable[Several]) -> LazyMoves:
+def chain_moves(parts: Iterable[Several]) -> LazyMoves:
     """Sequences of moves, one after the other, as one; none of them is gone through."""
     filled = tuple(part for part in parts if len(part))
     ends = tuple(accumulate(map(len, filled)))

@@ -157,7 +157,11 @@ class StepFacts:
         """The calls of these plans, and how often each occurs."""
         found = list[Mapping[CountedCall, int]]()
         for graph in (each.graph for each in self._alone):
-            again = made_again(graph, self.blocks) if self.blocks is not None else frozenset[str]()
+            again = (
+                recomputed_values(graph, self.blocks)
+                if self.blocks is not None
+                else frozenset[str]()
+            )
             counts = Counter[CountedCall]()
             for node in graph.of_kind(Call):
                 if node.hint is None:
@@ -258,7 +262,7 @@ class StepFacts:
         return [node for node in self.step.graph.of_kind(Input) if node.role in roles]
 
 
-def made_again(graph: LogicalGraph, blocks: Blocks) -> frozenset[str]:
+def recomputed_values(graph: LogicalGraph, blocks: Blocks) -> frozenset[str]:
     """The names of values in blocks that the backward reads, and of what these are made of, as far as none is kept.
 
     A block keeps its output, so its last product need not be recomputed unless the backward reads it.

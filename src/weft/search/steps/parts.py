@@ -14,7 +14,7 @@ from weft.ir.logical import Call, Input, LogicalGraph
 from weft.ops import flops
 from weft.patterns import around
 from weft.search.steps.linears import forward
-from weft.search.steps.repeated import Blocks, folded, unit_of
+from weft.search.steps.repeated import Blocks, starred_path, unit_of
 from weft.search.tuning import WORTH
 from weft.units import Bytes
 
@@ -104,7 +104,7 @@ def _groups(
     places: dict[str, set[int]] = defaultdict(set)
     for path, own in calls.inside.items():
         if unit_of(blocks, path) not in (None, path):
-            places[folded(blocks, path)] |= own
+            places[starred_path(blocks, path)] |= own
     yield from (((pattern,), frozenset(own)) for pattern, own in places.items())
     for alike in _alike(graph, units):
         yield alike, frozenset[int]().union(*(calls.inside[path] for path in alike))

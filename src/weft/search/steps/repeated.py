@@ -39,7 +39,7 @@ def unit_of(blocks: Blocks | None, path: str) -> str | None:
     return None if blocks is None or number is None else blocks.path(number)
 
 
-def folded(blocks: Blocks | None, path: str) -> str:
+def starred_path(blocks: Blocks | None, path: str) -> str:
     """A path with a star in place of the number of its block: the same place in every block; itself outside of all."""
     unit = unit_of(blocks, path)
     return path if blocks is None or unit is None else f"{blocks.prefix}.*{path.removeprefix(unit)}"

@@ -12,7 +12,14 @@ from torch.utils import _pytree as pytree
 from weft.tensor import spec as specs
 from weft.tensor.dispatch import interleaved
 from weft.tensor.dispatch.interleaved import note_aliases, note_copies
-from weft.tensor.dispatch.operands import Reader, common_mesh, gathered, lifted, met, takes_slots
+from weft.tensor.dispatch.operands import (
+    Reader,
+    as_global,
+    common_mesh,
+    on_one_placement,
+    run_on_whole_copies,
+    takes_slots,
+)
 from weft.tensor.dispatch.recipe import Recipe, make_recipe
 from weft.tensor.dispatch.special_ops import honour_lazy_bits, note_views, special_handling
 from weft.tensor.divergence import check_every, checking, note_op, note_write
@@ -75,17 +82,17 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if of:
             return interleaved.originals(dispatch(kind, op, args, kwargs), of)
     if specs.families:
-        args, kwargs = met(kind, op, args, kwargs)
+        args, kwargs = on_one_placement(kind, op, args, kwargs)
     other = _other_way(kind, known, op, args, kwargs)
     if other is not NotImplemented:
         return other
     reader, key = _read(kind, known, args, kwargs)
     if reader.sparse:
-        return gathered(kind, op, args, kwargs)
+        return run_on_whole_copies(kind, op, args, kwargs)
     if reader.plain:
         mesh = common_mesh(kind, op, reader.tensors)
-        args = lifted(kind, op, mesh, args)
-        kwargs = {name: lifted(kind, op, mesh, value) for name, value in kwargs.items()}
+        args = as_global(kind, op, mesh, args)
+        kwargs = {name: as_global(kind, op, mesh, value) for name, value in kwargs.items()}
         reader, key = _read(kind, known, args, kwargs)
     recipe = known.recipes.get(key)
     if recipe is None:

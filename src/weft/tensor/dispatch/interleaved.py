@@ -65,7 +65,7 @@ def in_order(tensor: Tensor, shares: Shares | None) -> Tensor:
     return torch.cat([x.flatten(dim, dim + 1) for x in torch.split(blocks, lengths, dim + 1)], dim)
 
 
-def relaid(
+def change_layout(
     spec: Spec,
     locals_: Locals,
     layout: Layout,
@@ -101,17 +101,17 @@ def check_order(tensor: Any, what: str) -> None:
         )
 
 
-def ordered(tensor: Any, implicit: str = "") -> Any:
+def in_user_order(tensor: Any, implicit: str = "") -> Any:
     """A copy of a global tensor in the order that users know, as it is laid out."""
     spec = tensor.spec
-    made = relaid(spec, tensor.locals, spec.layout, spec.mesh, tensor.shares, None, implicit)
+    made = change_layout(spec, tensor.locals, spec.layout, spec.mesh, tensor.shares, None, implicit)
     return type(tensor)(*made)
 
 
 def stand_in(tensor: Any, why: str) -> Any:
     """The tensor that an op sees in place of one that is stored in shares: an ordered copy, whose writes go there."""
-    made = ordered(tensor, why)
-    made.origin = InterleavedOrigin(tensor, partial(ordered, implicit=why), elements=True)
+    made = in_user_order(tensor, why)
+    made.origin = InterleavedOrigin(tensor, partial(in_user_order, implicit=why), elements=True)
     made.hold = tensor.hold
     return made
 

@@ -53,7 +53,7 @@ def common_mesh(kind: Any, op: Any, tensors: Sequence[Any]) -> Mesh:
     return max(meshes, key=lambda mesh: len(mesh.family))
 
 
-def lifted(kind: Any, op: Any, mesh: Mesh, value: Any) -> Any:
+def as_global(kind: Any, op: Any, mesh: Mesh, value: Any) -> Any:
     """An argument with its plain tensors as global ones, Broadcast.
 
     Scalars stay, as they are promoted otherwise; so do sparse tensors, which are never global.
@@ -64,7 +64,7 @@ def lifted(kind: Any, op: Any, mesh: Mesh, value: Any) -> Any:
         LayoutError: for a plain tensor that wants a gradient.
     """
     if isinstance(value, list | tuple):
-        parts = [lifted(kind, op, mesh, part) for part in value]
+        parts = [as_global(kind, op, mesh, part) for part in value]
         return tuple(parts) if isinstance(value, tuple) else parts
     if not isinstance(value, Tensor) or isinstance(value, kind):
         return value
@@ -90,7 +90,7 @@ def everywhere(kind: Any, mesh: Mesh, tensor: Tensor) -> Any:
     return kind(spec, tuple(whole.to(mesh.device_of(rank)) for rank in mesh.ranks))
 
 
-def met(
+def on_one_placement(
     kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an op with all global tensors on one placement, where parts of one model are on several.
@@ -234,7 +234,7 @@ def op_name(op: torch._ops.OpOverload[Any, Any]) -> str:
 # have no rule, and those of sparse tensors.
 
 
-def gathered(
+def run_on_whole_copies(
     kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], function: Any = None
 ) -> Any:
     """The results of `op`, or of a function in its place, on whole copies of its operands, which it may write."""
@@ -247,7 +247,7 @@ def gathered(
             "only, or bring the operands to one that has this rank: x.to_global(placement=…, sbp=…)"
         )
     leaves, tree = pytree.tree_flatten((args, kwargs))
-    copies = [_on_each_rank(kind, op, mesh, lifted(kind, op, mesh, leaf)) for leaf in leaves]
+    copies = [_on_each_rank(kind, op, mesh, as_global(kind, op, mesh, leaf)) for leaf in leaves]
     made = []
     for place in range(len(mesh.ranks)):
         own, named = pytree.tree_unflatten([each[place] for each in copies], tree)

@@ -27,9 +27,9 @@ from weft.tensor.dispatch.interleaved import STRIDED, by_strides, note_copies, s
 from weft.tensor.dispatch.operands import (
     all_global,
     common_mesh,
-    gathered,
     of_all,
     op_name,
+    run_on_whole_copies,
     tensors_in,
 )
 from weft.tensor.dispatch.writes import fused_update, in_place, other_memory, resized
@@ -77,7 +77,7 @@ def special_handling(op: Any) -> Way | None:
     if fused.updates(op):
         return fused_update
     if not _OF_VALUES.isdisjoint(op.tags):
-        return in_place if op._schema.is_mutable else gathered
+        return in_place if op._schema.is_mutable else run_on_whole_copies
     if op in _table():
         return _drawn if torch.Tag.nondeterministic_seeded in op.tags else _taken_apart
     if op._schema.is_mutable:
@@ -121,7 +121,11 @@ def _without_rule(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
         return _global(kind, op, args, kwargs, op.decompose(*args, **kwargs))
     function = fallback().get(op)
     if function is None:
-        return gathered(kind, op, args, kwargs) if op.namespace in _OF_TORCH else NotImplemented
+        return (
+            run_on_whole_copies(kind, op, args, kwargs)
+            if op.namespace in _OF_TORCH
+            else NotImplemented
+        )
     return _global(kind, op, args, kwargs, function(*args, **kwargs))
 
 
@@ -158,7 +162,7 @@ def _masks_as_positions(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[
 
 @stands_for(_SPECIAL, aten._linalg_check_errors.default)
 def _checked(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    gathered(kind, op, args, kwargs)
+    run_on_whole_copies(kind, op, args, kwargs)
 
 
 @stands_for(_SPECIAL, aten._local_scalar_dense.default)

@@ -16,11 +16,11 @@ from weft.errors import LayoutError, UserError
 from weft.tensor.dispatch.interleaved import (
     InterleavedOrigin,
     base_of,
+    change_layout,
     living_copies,
-    relaid,
     stand_in,
 )
-from weft.tensor.dispatch.operands import all_global, common_mesh, gathered
+from weft.tensor.dispatch.operands import all_global, common_mesh, run_on_whole_copies
 from weft.tensor.divergence import user_line
 
 
@@ -95,7 +95,7 @@ def _on_copies(kind: Any, op: Any, named: dict[str, Any], written: Sequence[str]
         op(**copies)
         return [copies[name] for name in written]
 
-    return gathered(kind, op, (), named, run)
+    return run_on_whole_copies(kind, op, (), named, run)
 
 
 def _write_all(op: Any, targets: Sequence[Any], made: Sequence[Any]) -> None:
@@ -145,7 +145,7 @@ def write(target: Any, made: Any) -> None:
 
 def _set(target: Any, made: Any) -> None:
     there = target.spec
-    _, own = relaid(
+    _, own = change_layout(
         made.spec, made.locals, there.layout, there.mesh, made.shares, target.shares, "a write"
     )
     for old, new in zip(target.locals, own, strict=True):
@@ -282,7 +282,7 @@ def _as(parameter: Any, gradient: Any) -> tuple[Tensor, ...]:
             "parameters global with weft.distribute"
         )
     spec, there = gradient.spec, parameter.spec
-    return relaid(
+    return change_layout(
         spec,
         gradient.locals,
         there.layout,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from weft.boxing import BoxingStep
 from weft.boxing.box_steps import step_node
 from weft.boxing.overlaps import regions_of
-from weft.boxing.routes import distinct, numbered_layouts, routes
+from weft.boxing.routes import distinct_rows, numbered_layouts, routes
 from weft.compiler.signatures import TensorStep, axis_signatures, graph_halos
 from weft.ir.logical import Call, LogicalGraph
 from weft.ir.plan import Collective, LocalCall
@@ -145,7 +145,7 @@ def _transfers(source: Layout, target: Layout, shape: tuple[int, ...]) -> tuple[
             of[holder] = known.setdefault(key, len(known))
     # For each rank of the target, which lengths the pieces have that it gets; they fill what it needs.
     got: dict[Hashable, int] = {}
-    first, needed = distinct(found.needed)
+    first, needed = distinct_rows(found.needed)
     forms = []
     for place in first.tolist():
         pieces = found.taken(place)
