@@ -35,7 +35,7 @@ def seconds(estimates: Estimates, *candidates: Candidate) -> list[float]:
 
 def test_they_are_few() -> None:
     names = [name for name in vars(tuning) if name.isupper()]
-    assert len(names) <= 15
+    assert len(names) <= 16
 
 
 def test_gradients_hide_behind_the_backward() -> None:
@@ -77,6 +77,18 @@ def test_a_pipeline_has_room_only_with_some_to_spare() -> None:
         assert found.has_room(PIPE) == room
         found.learn(PIPE, Measures(Seconds(1.0), Bytes(reserve() + held), *NOTHING))
         assert found.has_room(PIPE)
+
+
+def test_what_is_between_layers_that_are_cut_stays_whole() -> None:
+    """BETWEEN: without it a Megatron grid holds by estimate what its plan does not fit in."""
+    grid, shards = Candidate(1, 4, layouts="columns"), Candidate(1, 4, layouts="sequence")
+    search = begun(decoder(8), "h100x4")
+    whole, cut = roofline(CandidateTable.of([grid, shards]), search.lower_bounds).beside
+    assert whole / cut == pytest.approx(1 + 3 * tuning.BETWEEN)
+    held = search.plan_candidate(grid)
+    assert isinstance(held, Measures)
+    states = search.lower_bounds.states(CandidateTable.of([grid]))[0]
+    assert held.memory - states > (whole + cut) / 2
 
 
 @pytest.mark.parametrize("blocks", [2, 8])

@@ -23,7 +23,17 @@ from weft.search.lower_bounds import LowerBounds
 from weft.search.measures import Answer, Measures, Unplannable, along
 from weft.search.record import Learned, Probe
 from weft.search.steps.facts import FEW, MORE
-from weft.search.tuning import ABOUT, COMPUTED, FILLED, FREE, HIDING, LIKELY, STAGED, UNKNOWN
+from weft.search.tuning import (
+    ABOUT,
+    BETWEEN,
+    COMPUTED,
+    FILLED,
+    FREE,
+    HIDING,
+    LIKELY,
+    STAGED,
+    UNKNOWN,
+)
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
@@ -134,8 +144,10 @@ def _beside(table: CandidateTable, bounds: LowerBounds) -> Floats:
     summed = np.where(m > 1, facts.trained / np.where(table.zero < 2, 1, table.data), 0.0)
     ahead = np.minimum(AHEAD * (2 * table.turns - 1) * s / count, 1) * narrow
     gathered = np.where((table.zero == 3) & (s > 1), ahead, 0.0)
-    part = s * table.data * table.tensor * m
-    found: Floats = kept * flying / part + (whole + summed + gathered) / cut
+    # Layers cut by columns and rows leave what is between them whole on each rank of the tensor axis.
+    between = BETWEEN * (table.laid("columns") & (table.tensor > 1))
+    held = (between + (1 - between) / table.tensor) / (s * table.data * m)
+    found: Floats = kept * flying * held + (whole + summed + gathered) / cut
     return found
 
 
@@ -248,7 +260,7 @@ class MemoryOutlook:
         if again.any():
             few = again[self._again]
             none, most = (each[few] for each in self._kept.now(self._estimates.measured))
-            room = self._estimates.room(self._own.margin[again])
+            room = self._estimates.room((self._own.margin * self._own.spare)[again])
             part = np.clip((most - room) / np.maximum(most - memory[again], 1.0), 0.0, 1.0)
             with_fewer = none + part * (seconds[again] - none)
             order[again] = np.where((part > 0) & (part < 1), with_fewer, order[again])

@@ -260,9 +260,10 @@ def unevenness_of(blocks: int, outside: float, stages: int, turns: int) -> float
 
 def uneven_stages(table: CandidateTable, blocks: int, outside: float) -> Floats:
     """The same of candidates; 1 for those without stages."""
-    pairs, inverse = np.unique(np.stack([table.stages, table.turns]), axis=1, return_inverse=True)
-    every = [unevenness_of(blocks, outside, int(stages), int(turns)) for stages, turns in pairs.T]
-    return np.array(every)[inverse.reshape(-1)]
+    most = int(table.turns.max(initial=0)) + 1
+    pairs, inverse = np.unique(table.stages * most + table.turns, return_inverse=True)
+    every = [unevenness_of(blocks, outside, *divmod(int(pair), most)) for pair in pairs]
+    return np.array(every)[inverse]
 
 
 def _busiest(units: int, outside: float, stages: int, turns: int) -> float:

@@ -17,6 +17,9 @@ FREE = 1.1
 UNKNOWN = 2.0
 # Times as long as a plan of equal stages that one takes whose schedule is found by simulations.
 COMPUTED = 1.6
+# Part of the bytes kept for the backward that stays whole where layers are cut by columns and rows: what is between
+# the layers, and the loss. A search with no time for small steps else plans what has no room.
+BETWEEN = 0.4
 # Times as many bytes as estimated that a pipeline may take.
 STAGED = 1.1
 # Estimates that differ by less than so many times are about the same: what lacks as little room may have it after all.
