@@ -7,8 +7,7 @@ counts.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, lcm
 from typing import final
@@ -23,7 +22,7 @@ from weft.patterns import first_match
 from weft.search.candidate import Candidate
 from weft.search.candidate_table import CandidateTable, Floats, Ints, Mask
 from weft.search.shared_work import SharedWork, once
-from weft.search.steps.exchanged import Sum, WeightGradient
+from weft.search.steps.exchanged import WeightGradient
 from weft.search.steps.facts import StepFacts
 from weft.units import Bytes
 
@@ -102,14 +101,9 @@ class Exchanges:
         base = self.facts.base.parameters
         return self.facts.guided or any(first_match(base, each) is not None for each in weights)
 
-    @cached_property
-    def _sums(self) -> Mapping[Sum, int]:
-        """The tensors that are added up, and how often each occurs."""
-        return Counter(self.facts.sums)
-
     def _added_up(self, candidate: Candidate, least: bool) -> float:
         total = 0.0
-        for each, count in self._sums.items():
+        for each, count in self.facts.sums.items():
             parts = candidate.data * candidate.micro_batches
             size = Bytes(int(each.size * self.facts.narrowed / parts))
             collective: CollectiveKind = "reduce_scatter" if least and each.once else "all_reduce"

@@ -227,9 +227,12 @@ class StepFacts:
         return gradients(self.step.graph)
 
     @cached_property
-    def sums(self) -> tuple[Sum, ...]:
-        """The tensors that are added up where layers are cut by columns and rows; bytes as they were captured."""
-        return sums(self.step.graph, self.linears.cuts)
+    def sums(self) -> Mapping[Sum, int]:
+        """The tensors that are added up where layers are cut by columns and rows, and how often each occurs.
+
+        Bytes are as they were captured.
+        """
+        return Counter(sums(self.step.graph, self.linears.cuts))
 
     @cached_property
     def narrowed(self) -> float:
