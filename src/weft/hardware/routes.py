@@ -263,8 +263,11 @@ class Network:
     @cached_property
     def port_waits(self) -> Floats:
         """For each unit, seconds until a message has passed its ports, in each protocol: (protocols, units)."""
-        waits = np.array([self._port_wait(group) for group in range(len(self.routes))])
-        found: Floats = waits.T[:, self.group]
+        every = []
+        for routes in self.routes:
+            ways = [routes.out(device) for device in range(len(routes.kind))]
+            every.append([max(waits) for waits in zip(*map(self.waits, ways), strict=True)])
+        found: Floats = np.array(every).T[:, self.group]
         return found
 
     @cached_property
@@ -346,11 +349,6 @@ class Network:
             resources.append((self.base[units][:, None] + np.concatenate(ways)[None, :]).ravel())
         begin = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
         return PortRoutes(begin, np.concatenate(resources))
-
-    def _port_wait(self, group: int) -> list[float]:
-        routes = self.routes[group]
-        ways = [routes.out(device) for device in range(len(routes.kind))]
-        return [max(waits) for waits in zip(*map(self.waits, ways), strict=True)]
 
 
 def _port_rates(group: NodeGroup, protocols: tuple[str, ...]) -> list[float]:

@@ -105,7 +105,11 @@ def _draw(
     if result.numel():
         starts, run = _runs(size, offset, length, result.device)
         _fill(result.view(-1, run), starts, key)
-    return result if dtype == exact else _round_down(result, dtype)
+    if dtype == exact:
+        return result
+    # Towards zero, so that no number below 1 becomes 1.
+    scale = 2.0 ** {torch.bfloat16: 8, torch.float16: 11}[dtype]
+    return result.mul_(scale).floor_().mul_(1 / scale).to(dtype)
 
 
 def _mix(value: int) -> int:
@@ -171,10 +175,3 @@ def _logical_shift(state: Tensor, out: Tensor, bits: int) -> None:
 def _signed(value: int) -> int:
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
-
-
-def _round_down(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round towards zero, so that no number below 1 becomes 1."""
-    bits = {torch.bfloat16: 8, torch.float16: 11}[dtype]
-    scale = 2.0**bits
-    return numbers.mul_(scale).floor_().mul_(1 / scale).to(dtype)

@@ -389,7 +389,7 @@ class OverlappedReduction:
 
     def reduce(self, slices: Sequence[list[Tensor]], reduction: str) -> None:
         """Reduce the views of each slice over all ranks, in place, in the order of the ranks."""
-        coming, going = self._begin(0, slices[0]), _nothing
+        coming, going = self._begin(0, slices[0]), lambda: None
         for number, views in enumerate([*slices[1:], None], 1):
             now = coming
             going()  # the next slice takes its buffers
@@ -420,7 +420,3 @@ class OverlappedReduction:
             each.stack.close()
 
         return end
-
-
-def _nothing() -> None:
-    pass

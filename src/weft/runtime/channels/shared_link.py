@@ -140,7 +140,9 @@ class SharedLink:
             _NUMBER.pack_into(self.numbers, self._line(1, own=True), self.received)
             with suppress(OSError):  # it has gone: `listen` will notice
                 self.socket.sendall(_WAKE)
-        if self.closed and self._stuck:
+        # Only the peer could go on then: what it has sent may still be taken, when its turn comes.
+        waits = self.outgoing or (self.incoming and self.received >= self.peer_sent)
+        if self.closed and waits:
             raise ConnectionError("the peer has closed its end")
 
     def listen(self) -> None:
@@ -160,11 +162,6 @@ class SharedLink:
     def close(self) -> None:
         """Close the socket; the peer notices."""
         self.socket.close()
-
-    @property
-    def _stuck(self) -> bool:
-        """True if only the peer could continue: what it has sent may still be taken, when its turn comes."""
-        return bool(self.outgoing) or (bool(self.incoming) and self.received >= self.peer_sent)
 
     def _may_take(self) -> bool:
         if self.in_place and len(self.incoming) <= len(self.outgoing):
