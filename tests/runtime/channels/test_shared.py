@@ -383,7 +383,7 @@ def test_memory_that_may_change_its_size_is_refused(kind: str, tmp_path: Path) -
     name = f"\0weft-test-{kind}"
     with listener(name) as listening, ThreadPoolExecutor(1) as pool:
         handing = pool.submit(hand_over, listening)
-        with pytest.raises(ConnectionError, match="a peer hands over"):
+        with pytest.raises(ConnectionError, match="a peer shares"):
             connect(name, 1, 20)
         handing.result(20)
 

@@ -389,7 +389,8 @@ class OverlappedReduction:
 
     def reduce(self, slices: Sequence[list[Tensor]], reduction: str) -> None:
         """Reduce the views of each slice over all ranks, in place, in the order of the ranks."""
-        coming, going = self._begin(0, slices[0]), lambda: None
+        coming = self._begin(0, slices[0])
+        going: Callable[[], object] = lambda: None  # noqa: E731
         for number, views in enumerate([*slices[1:], None], 1):
             now = coming
             going()  # the next slice takes its buffers
