@@ -291,7 +291,7 @@ def test_parameters_written_in_place() -> None:
 
 def test_foreign_parameters_of_the_optimizer() -> None:
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters())
-    with pytest.raises(CaptureError, match=r"entry 0 of parameter group 0 .*no parameter"):
+    with pytest.raises(CaptureError, match=r"entry 0 of parameter group 0 .*not a parameter"):
         capture(models.MLP(), models.classification_loss, optimizer, models.vector_batch())
 
 
