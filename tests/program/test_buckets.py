@@ -61,7 +61,7 @@ def test_padded_batches_train_as_plain_ones(ranks: int, caplog: pytest.LogCaptur
         program.close()
     for key, value in plain.state_dict().items():
         torch.testing.assert_close(state[key], value, rtol=1e-9, atol=1e-10)
-    assert sum("anew" in record.message for record in caplog.records) == 1
+    assert sum("planned the step again" in record.message for record in caplog.records) == 1
 
 
 def test_what_does_not_fit_is_told() -> None:
