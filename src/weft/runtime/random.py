@@ -149,16 +149,19 @@ def _fill(result: Tensor, starts: Tensor, key: int | Tensor) -> None:
         for column in range(0, run, width):
             part = result[row : row + rows, column : column + width]
             first = states[row : row + rows, None] + _signed(column * _GOLDEN)
-            # Finish splitmix64 on the states (in place) and write them as fractions.
-            state = first + along[: part.shape[1]]
-            shifted = torch.empty_like(state)
-            _xor_shift(state, shifted, 30).mul_(_signed(_FIRST))
-            _xor_shift(state, shifted, 27).mul_(_signed(_SECOND))
-            bits = _BITS.get(part.dtype, 24)
-            if bits > 64 - 31:  # the last shift mixes the low bits only
-                _xor_shift(state, shifted, 31)
-            _logical_shift(state, state, 64 - bits)
-            part.copy_(state).mul_(2.0**-bits)
+            _hash_into(part, first + along[: part.shape[1]])
+
+
+def _hash_into(part: Tensor, state: Tensor) -> None:
+    """Finish splitmix64 on the states (in place) and write them as fractions; a piece's memory ends with it."""
+    shifted = torch.empty_like(state)
+    _xor_shift(state, shifted, 30).mul_(_signed(_FIRST))
+    _xor_shift(state, shifted, 27).mul_(_signed(_SECOND))
+    bits = _BITS.get(part.dtype, 24)
+    if bits > 64 - 31:  # the last shift mixes the low bits only
+        _xor_shift(state, shifted, 31)
+    _logical_shift(state, state, 64 - bits)
+    part.copy_(state).mul_(2.0**-bits)  # exact: no more bits than the significand holds
 
 
 def _xor_shift(state: Tensor, shifted: Tensor, bits: int) -> Tensor:
