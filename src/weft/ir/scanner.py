@@ -79,6 +79,10 @@ class Scanner:
         """Text of the next token; empty at the end of the line."""
         return self.tokens[-1][1] if self.tokens else ""
 
+    @property
+    def _next(self) -> str:
+        return repr(self.peek()) if self.tokens else "nothing"
+
     def kind(self) -> str:
         """Kind of the next token; empty at the end of the line."""
         return self.tokens[-1][0] if self.tokens else ""
@@ -86,7 +90,7 @@ class Scanner:
     def take(self, kind: str) -> str:
         """The next token, which must be of `kind`."""
         if self.kind() != kind:
-            raise self.error(f"expected a {kind}, got {self.peek() or 'the end'!r}")
+            raise self.error(f"expected a {kind}, got {self._next}")
         return self.tokens.pop()[1]
 
     def accept(self, text: str) -> bool:
@@ -99,7 +103,7 @@ class Scanner:
     def expect(self, text: str) -> None:
         """Take the next token, which must be `text`."""
         if not self.accept(text):
-            raise self.error(f"expected {text!r}, got {self.peek() or 'the end'!r}")
+            raise self.error(f"expected {text!r}, got {self._next}")
 
     def know(self, *values: Specified) -> None:
         """The line makes these values, which later lines may read."""
@@ -184,7 +188,7 @@ class Scanner:
             self.expect("(")
             return PerMicroBatch(self._items(")", inner))
         if kind not in ("value", "constant", "string", "complex", "number", "word"):
-            raise self.error(f"expected an argument, got {text or 'the end'!r}")
+            raise self.error(f"expected an argument, got {self._next}")
         self.tokens.pop()
         return _leaf(kind, text, self)
 

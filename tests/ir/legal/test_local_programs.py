@@ -54,7 +54,7 @@ def test_text_parses_back_to_an_equal_program() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "expected 'local', got 'the end' in line 1"),
+        ("", "expected 'local', got nothing in line 1"),
         ("local program of rank 0\nactor 0\n", "line 2"),
         (HEAD + "loop %a b\n", "unexpected 'b' in line 2"),
         (HEAD + "output 3\n", "expected a string, got '3' in line 2"),
