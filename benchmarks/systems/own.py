@@ -53,9 +53,9 @@ def system(job: Job, kernels: Kernels) -> System:
     )
 
     def peak() -> int:
-        measured_costs = program.memory()[job.rank].measured
-        assert measured_costs is not None
-        return measured_costs.peak
+        measured = program.memory()[job.rank].measured
+        assert measured is not None
+        return measured.peak
 
     return System(
         lambda: float(program.step(batch)), peak, program.close, lambda: prediction(program, batch)

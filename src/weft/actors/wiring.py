@@ -82,7 +82,7 @@ class Port:
 def wire(
     plan: RankPlan, queue: str, alike: Mapping[str, str] | None = None
 ) -> tuple[tuple[QueueActor, ...], dict[str, Port]]:
-    """Tasks (in plan order) and ports (by register) of one queue, as before the first step.
+    """Actors (in plan order) and ports (by register) of one queue, as before the first step.
 
     Args:
         plan: of the rank.

@@ -27,7 +27,7 @@ PLAIN = (
 )
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 MISSING = object()
-# If values are kept: a dict, list or deque, an `AttributeRead` or `QueriedValue`.
+# Where values are kept: a dict, list or deque, an `AttributeRead` or `QueriedValue`.
 Space: TypeAlias = Any
 Array: TypeAlias = "np.ndarray[Any, Any] | array.array[Any]"
 _attribute: Callable[[Any, str], Any] = object.__getattribute__

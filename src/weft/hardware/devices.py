@@ -193,10 +193,10 @@ class DeviceKind:
 
 # Seconds of calls on a device kind: a roofline whose roofs are the shares of the peaks that classes of ops reach.
 #
-# Computing and reading continue at the same time, the slower of both counts (Williams, Waterman and Patterson,
-# "Roofline", # CACM 2009). A matrix product is made of tiles, as many at a time as the device has units, so that its
-# last wave may # be idle in part (NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave
-# quantization); of # the kind's tiles the fastest counts. No call is faster than the kind's peaks allow.
+# Computing and reading go on at the same time, the slower of both counts (Williams, Waterman and Patterson,
+# "Roofline", CACM 2009). A matrix product is made of tiles, as many at a time as the device has units, so that its
+# last wave may be idle in part (NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave
+# quantization); of the kind's tiles the fastest counts. No call is faster than the kind's peaks allow.
 
 
 # Parts of names of ops, and their class; the first that is found counts.

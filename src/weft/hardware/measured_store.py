@@ -136,7 +136,7 @@ def load_measurements(
 ) -> MeasuredCosts | None:
     """The costs of this machine while so many ranks are at work; None if nothing was measured.
 
-    Measurements for the nearest number of ranks are in where there are none for this one; all of its
+    Where there are none for this number of ranks, measurements for the nearest one are taken; all of its
     costs are marked as estimates.
 
     Args:

@@ -152,12 +152,12 @@ class LinkKind:
     Attributes:
         name: such as "nvlink3".
         rate: bytes a second each way, of one link.
-        latency: seconds that the wire takes, or the switch after it, beside a protocol's `hop`.
+        latency: seconds that the wire takes, or the switch behind it, beside a protocol's `hop`.
         protocols: by name, or `ANY`; the fastest that all links of a communication have counts. If none is named,
             one that reaches the whole rate at once; no library has more than 16.
         in_flight: messages to different peers that a device sends at a time.
         own: bytes a second at which a collective's kernel puts a device's own part of the result in place,
-            where that is not hidden after the link; None if it is.
+            where that is not hidden behind the link; None if it is.
         in_switch: protocol of collectives whose sums a switch makes that joins all members by such links; None if
             switches only pass bytes on.
     """

@@ -148,12 +148,12 @@ class Input:
     """A value that comes from outside: a variable (parameter, buffer, state), an entry of the batch, a constant.
 
     `key` is the name users know: "blocks.0.fc.weight", "blocks.0.fc.weight.exp_avg", "x",
-        "[1].mask". `shares` says in which order a variable is stored, where that is not the order that
-        users know; the value is in that order too.
+    "[1].mask". `shares` says in which order a variable is stored, where that is not the order that
+    users know; the value is in that order too.
 
     An entry of the batch that is `cut` has the micro-batches first: [micro-batches, part of the batch, ...].
-        In the graph of one stage, `sent` says that another stage makes the value, once a step or for
-        each micro-batch.
+    In the graph of one stage, `sent` says that another stage makes the value, once a step or for
+    each micro-batch.
     """
 
     value: Value

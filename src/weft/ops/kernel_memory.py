@@ -308,7 +308,7 @@ def _ctc(call: OpCall) -> int:
     "aten.binary_cross_entropy.default",
 )
 def _reduced(call: OpCall) -> int:
-    """A mean or a sum is in memory for all elements, and is taken out of it (`dense_operands`)."""
+    """A mean or a sum gets memory for all elements first (`dense_operands`)."""
     x, *rest = (spec.shape for spec in call.operands)
     rank = max(map(len, (x, *rest)))
     shapes = [(1,) * (rank - len(one)) + tuple(one) for one in (x, *rest)]
@@ -329,7 +329,7 @@ def _first(call: OpCall) -> int:
 
 
 def _solved(call: OpCall) -> tuple[int, ...]:
-    """The solution is in memory for the right side."""
+    """The solution is made in a copy of the right side."""
     right = slot_specs(call)[1]
     return (max(0, tensor_bytes(right) - tensor_bytes(result(call))),)
 

@@ -1,6 +1,6 @@
 """Differences of two strategies for a step on a machine, and the cost or saving of each.
 
-Strategies that differ little are planned one after the other with cached passes (`weft.compiler.context`); the
+Strategies that differ little are planned one after the other with cached passes (`weft.compiler.pass_cache`); the
 answers equal those of fresh plans to the bit.
 """
 

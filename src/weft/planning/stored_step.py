@@ -76,7 +76,7 @@ class StoredStep:
         """The rules that the file of a graph has to bring along.
 
         Raises:
-            UserError: when one of them is not a plain data.
+            UserError: when one of them is no plain data.
         """
         return rules_for(_ops(graph))
 

@@ -22,7 +22,7 @@ from weft.tensor.divergence import written_among
 
 # Elements of a leaf that are looked at in every step.
 _SAMPLED = 64
-# If the sample begins moves by so many elements in a step; a prime, so that it comes everywhere.
+# The first element of the sample moves by so many elements in a step; a prime, so that it comes everywhere.
 _STRIDE = 7919
 # All of a leaf is looked at in the first steps, and then once in a while, when it is not larger.
 _FIRST, _EVERY, _BYTES = 4, 16, 2**22

@@ -253,7 +253,7 @@ class MemoryOutlook:
                 not.
         """
         seconds, memory = self._own.now(self._estimates.measured)
-        # Candidates that lack little memory stand a little farther after, all others at the end.
+        # Candidates that lack little memory come a little later, all others at the end.
         over = self._estimates.over(memory, self._own.margin)
         order = seconds * np.where(over > ABOUT, 1e3 * over, np.maximum(over, 1.0))
         again = self._again if as_few is None else self._again & as_few

@@ -113,10 +113,7 @@ class Planners:
         most: Seconds,
         setup: Callable[[], Setup],
     ) -> None:
-        """Let a free process plan a new strategy;
-
-        `setup` makes the planner's input.
-        """
+        """Let a free process plan a new strategy; `setup` makes the planner's input."""
         asked = name, key
         every = self._collected()
         if asked in self._done or any(each.question == asked for each in every):

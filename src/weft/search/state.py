@@ -93,7 +93,7 @@ class SearchState:
         return candidate.strategy(facts.linears, facts.base, facts.blocks, facts.experts)
 
     def plan_candidate(self, candidate: Candidate) -> Answer:
-        """Plan a candidate, which is left no more then."""
+        """Plan a candidate and take it out of the queue."""
         self.queue.take(candidate)
         by_hand = bool(CandidateTable.of([candidate]).by_hand[0])
         found = self.log.plan(str(candidate), self.strategy(candidate), by_hand)
@@ -389,7 +389,7 @@ class SearchLog:
 
     @contextmanager
     def in_chain(self, name: str) -> Iterator[None]:
-        """Have the body are in the course of the search under a name of its own, such as "descent 2"."""
+        """Record what the body plans under a name of its own in the log of the search, such as "descent 2"."""
         before, self._begun = self._chain, self._begun + 1
         self._chain = f"{name} {self._begun}"
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # Of estimates (`weft.search.estimate`).
 #
-# Part of a rank's compute after which the exchange of gradients hides: the backward that follows the first of them.
+# Part of a rank's compute behind which the exchange of gradients hides: the backward that follows the first of them.
 HIDING = 0.5
 # Part of a pipeline's bubble that counts where gradients of weights may be put off and fill the rest.
 FILLED = 0.7

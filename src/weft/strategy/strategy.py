@@ -200,7 +200,7 @@ def tensor_parallel(
             included (sequence parallelism, Korthikanti et al. 2022); None for whole activations.
 
     Raises:
-        StrategyError: when patterns are not list of texts.
+        StrategyError: when patterns are no list of texts.
     """
     columns, rows = name_patterns("columns", columns), name_patterns("rows", rows)
     laid = {} if sequence is None else {pattern: split(sequence) for pattern in rows}

@@ -70,7 +70,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
 
 
-# If fake tensors log errors with a whole stack, though they raise them as well.
+# Where fake tensors log errors with a whole stack, though they raise them as well.
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 # The note on backward nodes: the sequence number of the autograd node that ran.
 _SEQUENCE = "weft.sequence"
@@ -393,7 +393,7 @@ def note(**notes: Any) -> AbstractContextManager[None]:
 
 @contextmanager
 def _own_notes() -> Iterator[None]:
-    """Notes begin empty, and none is left after, also not by a step that raises."""
+    """Notes begin empty, and none is left afterwards, also not by a step that raises."""
     meta = torch.fx.traceback.current_meta
     before = meta.pop("custom", None)
     try:

@@ -5,7 +5,7 @@ copy has its own containers, because a step may write to them.
 
 torch has three implementations for most optimizers: a fused kernel, which needs no extra memory;
 "foreach", with temporaries for all parameters at once; a loop, with temporaries for one parameter at a time. On a CPU
-"foreach" is not a faster than the loop and gives the same numbers, so weft uses the loop there even if the user asks
+"foreach" is no faster than the loop and gives the same numbers, so weft uses the loop there even if the user asks
 for "foreach".
 """
 
@@ -160,7 +160,7 @@ def check_hyperparameters(optimizers: Optimizers) -> None:
 
 
 def _is_like(value: Any, usual: Any) -> bool:
-    """True if an option may be where `usual` does; an option that is not a number may be anything."""
+    """True if an option may be given in place of `usual`; an option that is not a number may be anything."""
     if isinstance(usual, tuple | list):
         return (
             isinstance(value, tuple | list)
@@ -221,8 +221,7 @@ def of_no_parameter(optimizer: object, key: object) -> CaptureError:
     return CaptureError(
         f"the optimizer {type(optimizer).__name__} cannot be captured: it keeps self.state[{key!r}], which "
         "belongs to no parameter; each rank would have its own copy, and the copies would differ. Keep it for each "
-        "parameter, "
-        "in self.state[param]"
+        "parameter, in self.state[param]"
     )
 
 

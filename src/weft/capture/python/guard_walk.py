@@ -509,7 +509,7 @@ def has_own_reads(cls: type) -> bool:
 
 
 def _shown(value: Any) -> Any:
-    """The dict after a view of one, the items of a weak container, the value in shared memory; else the value."""
+    """The dict behind a view of one, the items of a weak container, the value in shared memory; else the value."""
     kind = type(value)  # and not the class that a user's class may say it has
     if kind in _VIEWS:
         return next((each for each in gc.get_referents(value) if hasattr(each, "items")), value)

@@ -291,7 +291,7 @@ class PythonRecorder(Walk):
                     self._attribute(seen, each, held, read=False)
         elif name in seen.before:
             before, now = seen.before[name], _space(owner, name).get(name, MISSING)
-            # If the model's tensors are in objects, stand-ins do while the step runs.
+            # Stand-ins take the place of the model's tensors in objects while the step runs.
             lent = not seen.module and isinstance(before, torch.Tensor) and is_fake(now)
             if now is before or lent:
                 self._attribute(seen, name, before, read=True)

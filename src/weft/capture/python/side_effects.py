@@ -81,8 +81,7 @@ def check_unmoved(positions: Iterable[Guard]) -> Iterator[Guard]:
             raise CaptureError(
                 f"the step takes what it reads from {entry.text}, a {type(value).__name__}, which returns something "
                 "else each time: captured once, the step would always read the same. Take it outside of the step, "
-                "and pass "
-                "it in the batch; draw random numbers by torch.rand and the like"
+                "and pass it in the batch; draw random numbers by torch.rand and the like"
             )
 
 

@@ -139,7 +139,7 @@ class SymbolicNumbers:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Within the context, they are where the user keeps the numbers."""
+        """Within the context, symbols take the places of the user's numbers."""
         for entry in self.entries:
             place = _Place(entry)
             number = (_class_of(entry.value) or SymbolicNumber)(self, place.value, entry.text)

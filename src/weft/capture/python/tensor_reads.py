@@ -114,7 +114,7 @@ class _ReadsOfTensors:
     def values(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             seen = name in _NUMBERS and not _excluded(_PYTHON)
-            # `sys._getframe(2)` is the caller, after what `redirect_calls` has put there.
+            # `sys._getframe(2)` is the caller, beyond what `redirect_calls` has put there.
             library = name in _ADDRESSES and in_library(sys._getframe(2).f_code.co_filename)
             if library or seen:
                 return plain(tensor, *args, **kwargs)

@@ -104,8 +104,7 @@ def attributes_carried(
             if (key in own and own[key] is not value) or key not in before:
                 raise CaptureError(
                     f"the step sets the attribute {key} of {name}: captured once, the step would no longer do so. "
-                    "Keep it in a "
-                    "tensor (register_buffer, and write it in place), or set it outside of the step"
+                    "Keep it in a tensor (register_buffer, and write it in place), or set it outside of the step"
                 )
 
 

@@ -158,7 +158,7 @@ def _mixture(
 
 
 def _split_axes(graph: LogicalGraph, name: str, hints: Hints) -> tuple[int, ...]:
-    """The axes along which the parameter after a table of experts is split by experts."""
+    """The axes along which the parameter that a table of experts is made of is split by experts."""
     maker = graph.producers[name]
     while isinstance(maker, Call) and maker.op in _BEHIND:
         dims = maker.args[1:] if maker.op == "aten.transpose.int" else ()

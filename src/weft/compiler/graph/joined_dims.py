@@ -183,7 +183,7 @@ SLICE_BACKWARD, TRANSPOSE = "aten.slice_backward.default", "aten.transpose.int"
 GLU, GLU_BACKWARD = "aten.glu.default", "aten.glu_backward.default"
 VIEWS = frozenset(aten("view _unsafe_view reshape"))
 _SPLITS = frozenset(aten("split.Tensor split_with_sizes chunk"))
-# If ops that take indices of a dimension one by one, or make it of them, say which dimension.
+# The position of the dimension among the arguments of ops that select along it, or stack along it.
 _TAKES = {"aten.unbind.int": 1, "aten.select.int": 1}
 _MAKES = {"aten.stack.default": 1, "aten.select_backward.default": 2}
 

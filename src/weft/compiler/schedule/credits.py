@@ -146,9 +146,9 @@ class _CopySearch:
         choices = []
         for label in loose:
             wanted = {slot for each in label for slot in self.groups[self.group_of[each]]}
-            fewest_slots = min(self.copies[each] for each in label)
-            more = min(lack, self.graph.micro_batches - fewest_slots)
-            slots = tuple(sorted(slot for slot in wanted if self.copies[slot] == fewest_slots))
+            fewest = min(self.copies[each] for each in label)
+            more = min(lack, self.graph.micro_batches - fewest)
+            slots = tuple(sorted(slot for slot in wanted if self.copies[slot] == fewest))
             if more > 0:  # else it has a copy for every micro-batch
                 choices.append((sum(self.sizes[slot] for slot in slots), slots, more))
         for _, slots, more in sorted(choices):

@@ -203,8 +203,8 @@ class _Part:
         return Input(Value(here, value.shape, value.dtype), role, here, cut=cut, sent=sent)
 
 
-# Stages that are laid out, joined by boxing between their placements.  Between a value that a stage makes and the
-# stages that read it stands one boxing, right after the value is made; it starts from a layout in which the value
+# Stages with layouts, joined by boxing between their placements. Between a value that a stage makes and the
+# stages that read it there is one boxing, right after the value is made; it starts from a layout in which the value
 # is there anyway. Results of the step go to all ranks of all stages.
 
 

@@ -38,7 +38,7 @@ SPECIAL_BINARY = """
 
 
 COPIES = "clone lift_fresh_copy"
-# Of operands that are laid out as they should, they are the operand itself.
+# Their result is the operand itself where its layout is the one asked for.
 IDENTITIES = "alias contiguous detach positive"
 
 # Increasing everywhere: the largest of many stays the largest. (A logarithm has no value below

@@ -184,8 +184,7 @@ def _model(manifest: Manifest, masters: bool) -> dict[str, Stored]:
     if not named:
         raise UserError(
             f"{manifest.folder} holds no model: the names of its tensors begin with {MODEL!r}; give the folder that "
-            "program.save "
-            "has written"
+            "program.save has written"
         )
     if masters:
         tied = manifest.about.get(TIED, {})

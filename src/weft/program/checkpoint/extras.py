@@ -26,7 +26,7 @@ from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor
 
 EXTRA = "extra"
-# If a manifest keeps those that differ between processes: for each process, its own.
+# Where a manifest keeps the extras that differ between processes: for each process, its own.
 OWN = "extra of each process"
 _log = logging.getLogger("weft")
 

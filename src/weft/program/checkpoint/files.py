@@ -140,7 +140,7 @@ def extents_of_file(folder: Path, file: str) -> dict[str, tuple[Region, str]]:
                 shape = part.get_shape()
                 offsets = sharding.get(name, {}).get(_OFFSETS, [0] * len(shape))
                 if not all(type(at) is int and at >= 0 for at in offsets):
-                    raise ValueError(f"{name} is to be at {offsets!r}")
+                    raise ValueError(f"{name} has the offsets {offsets!r}")
                 found[name] = tuple(zip(offsets, shape, strict=True)), part.get_dtype()
     except _DAMAGE as error:
         raise DamagedCheckpoint(_damaged(folder / file, error)) from None

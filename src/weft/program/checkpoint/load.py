@@ -256,8 +256,7 @@ def _way(missing: Sequence[str], unknown: Sequence[str], model: nn.Module) -> st
     if hasattr(model, "save_pretrained") and any("experts" in name for name in missing):
         return (
             "transformers writes each expert separately, but keeps all in one parameter: write files of the model's "
-            "own parameters, "
-            "from_pretrained(…).save_pretrained(folder, save_original_format=False), and load these"
+            "own parameters, from_pretrained(…).save_pretrained(folder, save_original_format=False), and load these"
         )
     here, there = set(missing), set(unknown)
     forms = (here, there, '{"^": "%s."}'), (there, here, r'{r"^%s\.": ""}')

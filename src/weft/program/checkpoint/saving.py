@@ -45,7 +45,7 @@ class ProgramSaving(ProgramPart):
         """Write a checkpoint: parameters, buffers, optimizer states, FP32 main parameters, loss scale, options of
         groups, steps.
 
-        And the results of modules' `get_extra_state()`.
+        The results of modules' `get_extra_state()` are written too.
 
         It is a folder of safetensors files, as `torch.distributed.checkpoint` writes them, which hold each
         tensor once, under the names of a single device ("model.blocks.0.weight",

@@ -94,8 +94,7 @@ def _single(value: Any, where: str) -> Any:
         case int():
             raise UserError(
                 f"{where} is a number of {int(value).bit_length()} bits; a checkpoint can hold whole numbers of at "
-                "most "
-                f"{_MOST_BITS}: give it as text, or as bytes"
+                f"most {_MOST_BITS}: give it as text, or as bytes"
             )
         case float():
             plain = float(value)

@@ -234,7 +234,7 @@ def _layouts(graph: LogicalGraph, chosen: _Chosen = lambda _: True) -> Table:
 
 def _boxings(graph: LogicalGraph, times: BoxTimes, chosen: _Chosen = lambda _: True) -> Table:
     boxings = list(_boxing_rows(graph, chosen))
-    # The ones of equal rows are in one, with what they take together.
+    # Equal rows become one, with the bytes and seconds of all.
     alike: dict[tuple[str, ...], set[str]] = {}
     for name, _, row in boxings:
         alike.setdefault(row, set()).add(name)

@@ -65,7 +65,7 @@ class ProgressBar:
     def figures(self) -> dict[str, float]:
         """Steps and samples a second since it was last asked for, and seconds that a step waited for its batch.
 
-        And the most memory of this process until now, in bytes.
+        The last figure is the peak memory of this process, in bytes.
         """
         now = time.monotonic()
         took = max(now - self._since, 1e-9)

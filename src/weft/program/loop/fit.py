@@ -317,8 +317,7 @@ class _Loop:
         if not silent and self.program.is_first:
             _log.warning(
                 "weft.fit: no checkpoint of this run has a score so far, because there was no metric %r at their "
-                "steps; "
-                "found %s: name one of these, and let evaluate_every, or log_every, divide `every`",
+                "steps; found %s: name one of these, and let evaluate_every, or log_every, divide `every`",
                 kept.score,
                 ", ".join(sorted(self.seen)) or "none",
             )

@@ -171,7 +171,7 @@ _FIRST, _SECONDS, _LEAST, _MOST = 2, 0.5, 3, 1000
 # Candidates that took at most so many times as long as the fastest run again, in so many rounds in all at most; or
 # until two trials of one lie no further apart than so.
 _NEAR, _ROUNDS, _CLOSE = 1.2, 5, 0.01
-# A strategy that says more must be faster by so much: so far trials of one strategy are apart, run by run.
+# A strategy that says more must be faster by so much: trials of one strategy differ by as much, run by run.
 _WORTH = 0.03
 # Every floating-point element of what has no values yet.
 _VALUE = 0.02
@@ -223,8 +223,7 @@ class Trials:
             raise RankFailure(
                 f"weft.Auto(measure=…): no candidate ran; the first failed with {failure}. Candidates run with the "
                 "example batch, whose values the step must accept, and which must fit in memory beside the model; "
-                "give such a "
-                "batch, or measure=0, which runs none"
+                "give such a batch, or measure=0, which runs none"
             )
         apart = min(apart, _NEAR - 1)
         near = _within(found, 1 + max(_WORTH, apart))
@@ -257,8 +256,7 @@ class Trials:
             raise UserError(
                 f"strategy=: of {len(found)} strategies that the search would take none has the layouts that an open "
                 f"program uses for the model: {refused}. Give program.strategy of that program, take its "
-                "program.evaluation, "
-                "or close it"
+                "program.evaluation, or close it"
             )
         return alike
 

@@ -275,7 +275,7 @@ class Job:
 
         Raises:
             CaptureError: the step cannot be one graph; names the user's line.
-            UserError: the batch holds global tensors, or a rule of an op is not a plain data.
+            UserError: the batch holds global tensors, or a rule of an op is no plain data.
         """
         return Step(self.model, self.loss_fn, self.optimizer, self.example_batch).stored(
             device_type, strategy

@@ -302,8 +302,7 @@ def check_same_layouts(compiled: Compiled, given: LiveShardings, where: str, rem
         if key in given.layouts and text(planned, key) != text(given, key):
             raise UserError(
                 f"{key} would be laid out as {text(planned, key)}, but is laid out as {text(given, key)} for {where}; "
-                "name its layout "
-                f"in Strategy(parameters={{{key!r}: …}}), so that it is the same for all, or {remedy}"
+                f"name its layout in Strategy(parameters={{{key!r}: …}}), so that it is the same for all, or {remedy}"
             )
 
 

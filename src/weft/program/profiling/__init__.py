@@ -1,1 +1,1 @@
-"""Figures of this machine for a program: measured_costs by all its ranks side by side."""
+"""Figures of this machine for a program: costs measured by all its ranks side by side."""

@@ -330,7 +330,7 @@ def _inside(spans: Sequence[Span]) -> float:
 
 
 def overheads(program: Program, batch: Tensor, measured_costs: Measurements) -> Overheads:
-    """The overheads that steps of a program show, given its `measured` calls and exchanges. All ranks must call it."""
+    """The overheads in steps of a program, given the costs of its calls and exchanges. All ranks must call it."""
     variant = program._core.variants.current
     step = planned_as_run(variant.captured.graph, variant.compiled)
     costs = MeasuredCosts(measured_costs, default_device(program.placement.device_type))

@@ -316,7 +316,7 @@ class MainParameters:
 
 
 def follow(wide: Tensor, narrow: Tensor) -> None:
-    """Let `wide` be what was written to `narrow`, which was `wide`, rounded: only elements that differ from that.
+    """Write to `wide` the elements of `narrow` that differ from `wide`, rounded: those that the user has written.
 
     Values are compared, because a tensor's count of its writes does not see all of them.
     """

@@ -101,7 +101,7 @@ def load(source: str) -> Boxed:
     with ExitStack() as stack:
         for one in _places():
             stack.enter_context(one)
-        # If this was compiled, vector code had been tried; a trial takes 0.2 s.
+        # Vector code was tried when this was compiled; a trial takes 0.2 s.
         stack.enter_context(_module("torch._inductor.config").patch({"cpp.vec_isa_ok": True}))
         exec(compile(source, "<weft kept kernel>", "exec"), namespace)
     function: Boxed = namespace["call"]

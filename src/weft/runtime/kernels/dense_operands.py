@@ -5,7 +5,7 @@ Some kernels read an operand by its pointer, or refuse it, if it has other strid
 never see this, since autograd copies operands before it calls the kernel. A captured step has
 these copies only where they did something on whole tensors; on a rank a value may be laid out differently, as boxing
 makes tensors contiguous, and element-wise ops keep the strides of their operands. Operands with the right
-strides are not copied. `python -m tools.opinfo` runs the calls of every op on operands that are in other ways, and so
+strides are not copied. `python -m tools.opinfo` runs the calls of every op on operands with other strides, and so
 finds the kernels that belong here.
 
 For convolutions without input channels torch returns wrong shapes and no gradient of the bias. A rank has none where

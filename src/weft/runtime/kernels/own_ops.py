@@ -200,7 +200,7 @@ def _targets(
     local = places - first * capacity
     ours = ((places >= 0) & (local >= 0) & (local < blocks * capacity)).nonzero().squeeze(1)
     target = local[ours]
-    # Rows in blocks of one group are in blocks of all groups.
+    # Rows in blocks of one group go to blocks of all groups.
     target += target.div(max(capacity, 1), rounding_mode="floor").mul_(capacity * (groups - 1))
     target += ours.div(max(places.shape[0] // groups, 1), rounding_mode="floor").mul_(capacity)
     return ours, target

@@ -204,7 +204,7 @@ def _own(grad: Tensor, frames: Frames) -> Tensor:
 
 
 def _placed(whole: Tensor, starts: Sequence[int], frames: Frames) -> Tensor:
-    """The rank's rows of the input, given those from `starts` on that outputs read; rows that none reads are zero."""
+    """Put the rows that outputs read, from `starts` on, in their places among the rank's rows; others are zero."""
     space = zip(starts, frames, strict=True)
     for dim, (start, frame) in enumerate(space, whole.dim() - len(frames)):
         first, end = max(start, 0), min(start + whole.shape[dim], frame.in_count)

@@ -181,7 +181,7 @@ class DistributedWorld(World):
 
 
 def measured_links(device: DefaultDevice, channel: Channel) -> DefaultDevice:
-    """A device after the links of a channel, the same on all its ranks.
+    """A device with the measured links of a channel, the same on all its ranks.
 
     Every rank sends to the next one and receives from the one before, all at once. The slowest
     counts.

@@ -214,7 +214,7 @@ class NodesStore(Store):
                 if time.monotonic() > end:
                     raise TimeoutError(
                         f"nobody listens at {address} after {seconds:g} s ({error}); start weft run on the "
-                        "node that has this address too, and let no firewall are between"
+                        "node that has this address too, and let no firewall stand between"
                     ) from error
                 time.sleep(_AGAIN_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

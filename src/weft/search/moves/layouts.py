@@ -323,8 +323,8 @@ def _laid(
 
 
 # Layouts along a model: all parameters, or those alike, from one place on or up to it, are laid out alike. So the wide
-# layers at # the end of a net are split by channels together. Runs come first whose gradients are larger than what goes
-# in and out # of their layers, which is sent instead.
+# layers at the end of a net are split by channels together. Runs come first whose gradients are larger than what goes
+# in and out of their layers, which is sent instead.
 
 
 # Runs of which layouts are tried, those that save most.

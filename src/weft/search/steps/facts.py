@@ -210,9 +210,9 @@ class StepFacts:
 
     @cached_property
     def statistics(self) -> bool:
-        """True if the step takes statistics over samples (BatchNorm), which each micro-batch computes
+        """True if the step takes statistics over samples (BatchNorm).
 
-        by itself, so that the user must choose their number.
+        Each micro-batch computes its own, so that the user must choose the number of micro-batches.
         """
         return any(takes_statistics(call) for call in self.step.graph.of_kind(Call))
 

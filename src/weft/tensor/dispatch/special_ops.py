@@ -105,7 +105,7 @@ def _global(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], m
 
 
 def _drawn(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Random numbers are laid out as the first operand does."""
+    """Random numbers get the layout of the first operand."""
     tensors = tensors_in(kind, args, kwargs)
     mesh = common_mesh(kind, op, tensors)
     first = next(tensor for tensor in tensors if isinstance(tensor, kind))

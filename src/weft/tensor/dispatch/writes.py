@@ -133,7 +133,7 @@ def write(target: Any, made: Any) -> None:
     origin = getattr(target, "origin", None)
     if origin is not None:
         write(origin.source, origin.written(made))
-        if isinstance(origin, InterleavedOrigin):  # who is in for one op follows no writes
+        if isinstance(origin, InterleavedOrigin):  # a stand-in for one op follows no writes
             _set(target, made)
         return
     _set(target, made)
@@ -228,8 +228,7 @@ def _update_parts(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
             if lies and state.spec.layout != parameter.spec.layout:
                 raise LayoutError(
                     f"{user_line()}: {op} updates {parameter.spec} with a state that is laid out as "
-                    f"{state.spec.layout}; "
-                    "bring it to the parameter's layout with to_global, or use fused=False"
+                    f"{state.spec.layout}; bring it to the parameter's layout with to_global, or use fused=False"
                 )
     ranks = len(parameters[0].locals)
     for place in range(ranks):
