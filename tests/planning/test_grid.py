@@ -54,7 +54,7 @@ def test_stages_that_name_their_ranks_say_the_placement() -> None:
     assert placement_on("cuda", 8, PARTS) == weft.placement("cuda", [0, 1, 2, 3, 4, 5])
     with pytest.raises(UserError, match="name rank 5, the topology has the 5 devices 0 to 4"):
         placement_on("cuda", 5, PARTS)
-    with pytest.raises(UserError, match="no --grid is beside them, got 2x3"):
+    with pytest.raises(UserError, match="so --grid must be left out, got 2x3"):
         placement_on("cuda", 8, PARTS, (2, 3))
     with pytest.raises(UserError, match="stage 0 .* runs on 'cuda', the topology's devices are"):
         placement_on("cpu", 8, PARTS)

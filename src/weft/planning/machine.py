@@ -168,8 +168,8 @@ def _of_stages(
     assert not isinstance(strategy.stages, int)
     if grid:
         raise LayoutError(
-            f"the strategy's stages name their ranks, so --grid must be left out, got {_text(grid)}; leave it "
-            "out, or give stages as a number"
+            f"the strategy's stages name their ranks, so --grid must be left out, got {_text(grid)}; or give "
+            "stages as a number"
         )
     ranks = tuple(sorted({rank for stage in strategy.stages for rank in stage.placement.ranks}))
     for number, stage in enumerate(strategy.stages):
