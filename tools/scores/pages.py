@@ -18,7 +18,7 @@ from tools.scores.stamp import ROOT, Stamp, contents, digest, stamps_of
 
 DAYS = 60
 # Commits that may change the sources of a page: of one that takes hours to renew, and of one that an hour renews.
-COMMITS, COMMITS_OF_AN_HOUR = 600, 300
+COMMITS, COMMITS_OF_AN_HOUR = 800, 300
 
 Sampler = Callable[[str, random.Random], Iterator[samples.Found]]
 
