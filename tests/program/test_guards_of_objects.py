@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
@@ -396,6 +397,8 @@ OF_VALUES: dict[str, Callable[[Any], Any]] = {
     "class-of-argument": lambda _: rate(REGISTRY["list"][0]),
     "module-in-dict": lambda _: REGISTRY["module"].SCALE,
     "imported": imported,
+    "import_module": lambda _: importlib.import_module("settings_of_a_user").SCALE,
+    "sys.modules": lambda _: sys.modules["settings_of_a_user"].SCALE,
 }
 
 

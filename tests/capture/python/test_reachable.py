@@ -1,13 +1,15 @@
-"""Which dicts functions read by keys that stand in their code, and by no others."""
+"""Dicts that functions read only by literal keys, and modules that functions import."""
 
 from __future__ import annotations
 
+import json.decoder
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from weft.capture.python.reachable import Keys
+from weft.capture.python.reachable import Keys, imported_by
 
 D: Any = {}
 
@@ -75,3 +77,11 @@ def test_one_function_is_enough() -> None:
     assert not keys.written(None)
     keys.add(OPENED[0].__code__)
     assert not keys.written("D")
+
+
+def test_modules_that_a_function_imports() -> None:
+    code = "def absolute():\n    import json.decoder\ndef relative():\n    from . import batch\n"
+    space: dict[str, Any] = {"__package__": "weft.capture"}
+    exec(code, space)
+    assert json.decoder in imported_by(space["absolute"])
+    assert sys.modules["weft.capture"] in imported_by(space["relative"])

@@ -26,6 +26,7 @@ Loss = Callable[[nn.Module, torch.Tensor], Any]
 
 @pytest.fixture(autouse=True)
 def world() -> Iterator[None]:
+    torch.manual_seed(0)
     with weft.local_world(2):
         yield
 

@@ -82,6 +82,7 @@ def captured(loss_fn: Callable[..., Any], model: nn.Module | None = None) -> Cap
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_values_of_a_tensor_from_outside_are_watched(way: Callable[[], Any]) -> None:
+    write(4.0, 2)
     watch = captured(lambda model, batch: squares(model, batch) * way()).watch
     assert watch.changed() is None
     write(3.0, 1)

@@ -183,7 +183,9 @@ def _may_be_caught(frame: FrameType, statement: ast.stmt) -> bool:
     """True if what a `raise` or `assert` of a frame raises may be caught by it, or by its callers in the capture."""
     raised = statement.exc if isinstance(statement, ast.Raise) else None
     named = raised.func if isinstance(raised, ast.Call) else raised
-    kind = AssertionError if named is None else _value(frame, named)
+    kind: Any = AssertionError if isinstance(statement, ast.Assert) else None
+    if named is not None:
+        kind = _value(frame, named)
     known = isinstance(kind, type)
     if known and issubclass(kind, _SIGNALS):
         return True

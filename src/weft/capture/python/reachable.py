@@ -90,12 +90,16 @@ def globals_of(function: types.FunctionType) -> list[tuple[dict[str, Any], str]]
 
 
 def imported_by(function: types.FunctionType) -> list[types.ModuleType]:
-    """The modules that a function imports by itself, from above its own package too."""
+    """The modules that a function imports itself, relative ones too, or names in texts as in `import_module("x")`."""
     steps = (step for each in codes_in(function.__code__) for step in dis.get_instructions(each))
     names = {step.argval for step in steps if step.opname == "IMPORT_NAME"}
+    if not (texts := names_in(function.__code__)).isdisjoint(_BY_TEXT):
+        names |= texts
     packages = (function.__globals__.get("__package__") or "").split(".")
     above = ["", *(".".join(packages[: end + 1]) + "." for end in range(len(packages)))]
-    modules = (sys.modules.get(parent + name) for parent in above for name in sorted(names))
+    # `from . import x` names no module: the package itself.
+    full = dict.fromkeys((parent + name).rstrip(".") for parent in above for name in sorted(names))
+    modules = map(sys.modules.get, full)
     return [each for each in modules if each is not None]
 
 
